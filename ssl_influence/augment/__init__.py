@@ -1,0 +1,1 @@
+"""Elementary image operations and the policies that draw them."""

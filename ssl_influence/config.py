@@ -1,0 +1,304 @@
+"""Settings of a run as frozen dataclasses, one per concern, validated where they are built.
+
+Nothing here imports TensorFlow or absl: binaries turn flags into these, the library reads only these.
+A value that cannot work raises `ConfigError`, whose message is one line that names the value and the
+remedy; binaries print it and exit.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+METHODS = ("uda", "pseudo_label", "supervised")
+WEIGHTINGS = ("per_example", "single", "fixed")
+WEIGHT_BATCHES = ("fused", "fresh")
+INFLUENCE_PARAMS = ("last_layer",)
+INVERSE_HESSIANS = ("exact", "cg")
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("cosine", "constant")
+MODELS = ("wide_resnet", "mlp")
+TSA_SCHEDULES = ("none", "linear", "log", "exp")
+NORMALIZATIONS = ("scale", "standardize")
+DECAYED_VARIABLES = ("kernels", "all")
+EMA_VARIABLES = ("trainable", "all")
+
+
+class ConfigError(ValueError):
+    """A setting, or a combination of settings, that cannot work. One line: the value and the remedy."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    _require(value in allowed, f"{name}={value!r} is not one of {', '.join(allowed)}.")
+
+
+def _at_least(name: str, value: float, minimum: float) -> None:
+    _require(
+        math.isfinite(value) and value >= minimum,
+        f"{name}={value} is out of range: it must be at least {minimum}.",
+    )
+
+
+def _positive(name: str, value: float) -> None:
+    _require(
+        math.isfinite(value) and value > 0, f"{name}={value} is out of range: it must be above 0."
+    )
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    _require(
+        low <= value <= high, f"{name}={value} is out of range: it must lie in [{low}, {high}]."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which examples play which role, and how many of each are in a batch.
+
+    Attributes:
+      dataset: `name.seed@labels-validation`, for example `cifar10.1@250-1024`; a bare name takes the
+        source's own default ending.
+      data_dir: where prepared datasets are (None: the reader's own default).
+      unlabeled_includes_labeled: the unlabeled role also holds the labeled examples (as in FixMatch).
+      validation_overlap: labeled examples may also be validation examples (as in FixMatch).
+      labeled_batch_size, unlabeled_batch_size, validation_batch_size: B_l, B_u and B_v, in examples.
+    """
+
+    dataset: str = "digits.1@60-200"
+    data_dir: str | None = None
+    unlabeled_includes_labeled: bool = False
+    validation_overlap: bool = False
+    labeled_batch_size: int = 64
+    unlabeled_batch_size: int = 320
+    validation_batch_size: int = 320
+
+    def __post_init__(self):
+        for name in ("labeled_batch_size", "unlabeled_batch_size", "validation_batch_size"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentConfig:
+    """How the weak and strong views of an image are made; ignored for data that are not images.
+
+    Attributes:
+      flip: horizontal flips in the weak view; None follows the dataset (no flips for digits).
+      shift: largest reflect-padded shift of the weak view in pixels; None is 1/8 of the height.
+      operations: operations drawn per image for the strong view (RandAugment), 0 for none.
+      probability: chance that a drawn operation is applied.
+      cutout: side of the square that closes the strong view, as a fraction of the height; 0 for none.
+      normalization: "scale" maps [0, 255] to [-1, 1]; "standardize" subtracts the training mean and
+        divides by the standard deviation, channel by channel.
+    """
+
+    flip: bool | None = None
+    shift: int | None = None
+    operations: int = 2
+    probability: float = 0.5
+    cutout: float = 0.5
+    normalization: str = "scale"
+
+    def __post_init__(self):
+        if self.shift is not None:
+            _at_least("shift", self.shift, 0)
+        _at_least("rand_augment_operations", self.operations, 0)
+        _between("rand_augment_probability", self.probability, 0, 1)
+        _between("cutout", self.cutout, 0, 1)
+        _one_of("normalization", self.normalization, NORMALIZATIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The network: a Wide-ResNet (`depth`, `width` as in WRN-28-2) or the paper's two-layer MLP."""
+
+    name: str = "wide_resnet"
+    depth: int = 28
+    width: int = 2
+    filters: int = 16
+    hidden_units: tuple[int, ...] = (100, 100)
+    batch_norm_momentum: float = 0.999
+
+    def __post_init__(self):
+        _one_of("model", self.name, MODELS)
+        if self.name == "wide_resnet":
+            _require(
+                self.depth >= 10 and (self.depth - 4) % 6 == 0,
+                f"depth={self.depth} is not a Wide-ResNet depth: use 6n + 4 (10, 16, 22, 28, ...).",
+            )
+            _at_least("width", self.width, 1)
+            _at_least("filters", self.filters, 1)
+        else:
+            _require(
+                bool(self.hidden_units) and min(self.hidden_units) >= 1,
+                f"hidden_units={self.hidden_units} needs at least one layer of at least one unit.",
+            )
+        _require(
+            0 <= self.batch_norm_momentum < 1,
+            f"batch_norm_momentum={self.batch_norm_momentum} is out of range: it must lie in [0, 1).",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodConfig:
+    """The base SSL algorithm.
+
+    Attributes:
+      name: one of METHODS. "supervised" trains on the labeled examples alone.
+      confidence: tau, an unlabeled example takes part once its highest predicted probability passes it.
+      temperature: T, the target is sharpened to softmax(log p / T); 1 leaves it.
+      unsupervised_weight: w, the weight of the unlabeled loss beside the example weights.
+      tsa: training signal annealing of the labeled loss (UDA section 2.4).
+    """
+
+    name: str = "uda"
+    confidence: float = 0.8
+    temperature: float = 0.4
+    unsupervised_weight: float = 1.0
+    tsa: str = "none"
+
+    def __post_init__(self):
+        _one_of("method", self.name, METHODS)
+        _between("confidence", self.confidence, 0, 1)
+        _positive("temperature", self.temperature)
+        _at_least("unsupervised_weight", self.unsupervised_weight, 0)
+        _one_of("tsa", self.tsa, TSA_SCHEDULES)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """How theta moves.
+
+    Attributes:
+      name: "sgd" (Nesterov momentum) or "adam".
+      learning_rate: alpha, before the schedule.
+      schedule: "cosine" is alpha cos(7 pi / 16 * step / train_steps) (FixMatch); "constant" is alpha.
+      momentum: of SGD.
+      weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
+      decayed_variables: "kernels" (FixMatch) or "all" trainable variables (UDA's image code).
+      ema_decay: decay of the moving average of the weights that is evaluated beside them.
+      ema_variables: "trainable" (FixMatch), or "all": BatchNorm statistics too (UDA).
+    """
+
+    name: str = "sgd"
+    learning_rate: float = 0.03
+    schedule: str = "cosine"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decayed_variables: str = "kernels"
+    ema_decay: float = 0.999
+    ema_variables: str = "trainable"
+
+    def __post_init__(self):
+        _one_of("optimizer", self.name, OPTIMIZERS)
+        _positive("learning_rate", self.learning_rate)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
+        _at_least("weight_decay", self.weight_decay, 0)
+        _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)
+        _require(0 <= self.ema_decay < 1, f"ema_decay={self.ema_decay} must lie in [0, 1).")
+        _one_of("ema_variables", self.ema_variables, EMA_VARIABLES)
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightConfig:
+    """How Lambda, the example weights, move (the paper's Algorithm 1).
+
+    Attributes:
+      weighting: "per_example", "single" (one shared lambda) or "fixed" (never moves).
+      initial: lambda at the start.
+      learning_rate: eta of M-Adam.
+      minimum, maximum: lambda is projected to this range after each update (maximum None: no bound).
+      warmup_steps: theta steps before the first weight step.
+      inner_steps: N, theta steps from one weight step to the next.
+      batch: "fused" takes the batch of the current theta step, before that step; "fresh" draws
+        D', U' and V' anew after N theta steps.
+      damping: added to the diagonal of the Hessian, in its units.
+      influence_params: which variables the influence is taken over.
+      inverse_hessian: "exact" (direct solve where it fits, else matrix-free) or "cg".
+      cg_tolerance: relative residual at which conjugate gradients stop.
+      validation_batch_norm: BatchNorm on the validation batch: "inference" or "batch" statistics.
+    """
+
+    weighting: str = "per_example"
+    initial: float = 1.0
+    learning_rate: float = 0.01
+    minimum: float = 0.0
+    maximum: float | None = None
+    warmup_steps: int = 0
+    inner_steps: int = 100
+    batch: str = "fused"
+    damping: float = 0.01
+    influence_params: str = "last_layer"
+    inverse_hessian: str = "exact"
+    cg_tolerance: float = 1e-6
+    validation_batch_norm: str = "inference"
+
+    def __post_init__(self):
+        _one_of("weighting", self.weighting, WEIGHTINGS)
+        _positive("weight_lr", self.learning_rate)
+        _at_least("weight_min", self.minimum, 0)
+        if self.maximum is not None:
+            _require(
+                self.maximum > self.minimum,
+                f"weight_max={self.maximum} must be above weight_min={self.minimum}.",
+            )
+        high = math.inf if self.maximum is None else self.maximum
+        _require(
+            self.minimum <= self.initial <= high and math.isfinite(self.initial),
+            f"weight_init={self.initial} lies outside [{self.minimum}, {high}]: "
+            "move it, or move weight_min and weight_max.",
+        )
+        _at_least("weight_warmup_steps", self.warmup_steps, 0)
+        _at_least("inner_steps", self.inner_steps, 1)
+        _one_of("weight_batch", self.batch, WEIGHT_BATCHES)
+        _at_least("damping", self.damping, 0)
+        _one_of("influence_params", self.influence_params, INFLUENCE_PARAMS)
+        _one_of("inverse_hessian", self.inverse_hessian, INVERSE_HESSIANS)
+        _positive("cg_tolerance", self.cg_tolerance)
+        _one_of("validation_batch_norm", self.validation_batch_norm, ("inference", "batch"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The outer loop: length, seed, and how often it logs, evaluates and saves. All counts are steps."""
+
+    train_steps: int = 1000
+    seed: int = 1
+    log_every: int = 100
+    eval_every: int = 100
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 50
+    jit_compile: bool = False
+
+    def __post_init__(self):
+        _at_least("train_steps", self.train_steps, 1)
+        _between("seed", self.seed, 0, 2**31 - 1)
+        for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that determines a run."""
+
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    weights: WeightConfig = WeightConfig()
+    train: TrainConfig = TrainConfig()
+
+    def replace(self, **concerns: dict[str, Any]) -> "Config":
+        """A copy with fields changed, concern by concern: `config.replace(train={"seed": 2})`."""
+        return dataclasses.replace(
+            self,
+            **{
+                name: dataclasses.replace(getattr(self, name), **fields)
+                for name, fields in concerns.items()
+            },
+        )

@@ -1,0 +1,1 @@
+"""Sources, splits and the seekable input pipeline."""

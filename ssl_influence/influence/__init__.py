@@ -1,0 +1,1 @@
+"""Influence of unlabeled examples on the validation loss."""

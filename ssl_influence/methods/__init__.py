@@ -1,0 +1,1 @@
+"""The base SSL algorithms, one file each."""

@@ -1,0 +1,1 @@
+"""Networks that give features and logits."""
