@@ -1,0 +1,496 @@
+"""Elementary image operations on batches, each with one magnitude per image, equal to Pillow's.
+
+Every operation maps uint8 images [B, H, W, C] (C is 1 or 3; H, W and C are static, B need not be) to
+uint8 images of that shape, has no state, and draws nothing at random. Magnitudes are [B] (or a scalar
+for the whole batch) in the units of Pillow's `ImageOps`, `ImageEnhance` and `Image.transform`.
+
+Three primitives do the work, so that a batch in which every image wants another operation needs few
+kernels: `affine` resamples with one inverse-affine matrix per image, `look_up` applies one 256-entry
+table per image and channel, `blend` mixes with a degenerate image. The operations are these primitives
+with a `*_matrix`, a `*_table`, or `grayscale` and `smooth`; callers who mix operations use the parts.
+They accept further channels (an opacity, say) beside the C that the parts are computed from.
+"""
+
+import math
+
+import tensorflow as tf
+
+# ITU-R 601-2 luma in 16-bit fixed point, as Pillow's conversion from RGB to L has it.
+_LUMA = (19595, 38470, 7471)
+
+
+def _check_images(images: tf.Tensor) -> None:
+    if images.dtype != tf.uint8 or images.shape.rank != 4:
+        raise ValueError(
+            f"images are {images.dtype.name} {images.shape}: pass uint8 of shape [B, H, W, C]."
+        )
+    if None in images.shape[1:]:
+        raise ValueError(
+            f"images have shape {images.shape}: set a static height, width and channels."
+        )
+
+
+def _per_image(magnitude: tf.Tensor, images: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Broadcasts a scalar or [B] magnitude to [B]."""
+    magnitude = tf.cast(tf.convert_to_tensor(magnitude), dtype)
+    return tf.broadcast_to(magnitude, [tf.shape(images)[0]])
+
+
+def _gather_pixels(images: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
+    """Pixels `source` [B, H, W] (int32, y * W + x) of each image."""
+    _, height, width, channels = images.shape
+    batch = tf.shape(images)[0]
+    flat = source + (tf.range(batch) * (height * width))[:, tf.newaxis, tf.newaxis]
+    if channels == 4:
+        # One 32-bit word per pixel gathers several times faster than four bytes.
+        words = tf.reshape(tf.bitcast(images, tf.int32), [-1])
+        return tf.bitcast(tf.gather(words, flat), tf.uint8)
+    return tf.gather(tf.reshape(images, [-1, channels]), flat)
+
+
+# --- Geometry -----------------------------------------------------------------------------------
+
+
+def affine(images: tf.Tensor, matrix: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Nearest-neighbor resampling, bit for bit `Image.transform(size, AFFINE, matrix, NEAREST)`.
+
+    Pillow maps the center of output pixel (x, y) to (a x + b y + c, d x + e y + f) in 16.16 fixed
+    point and takes the pixel that holds that point. `ImageProjectiveTransformV3` rounds coordinates
+    of pixel corners in float32 instead, and so differs on many pixels of a sheared image.
+
+    Args:
+      images: uint8 [B, H, W, C], any C.
+      matrix: [B, 6], rows (a, b, c, d, e, f) from output to input coordinates, in pixels.
+      fill: gray level of output pixels whose source lies outside the image.
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    _check_images(images)
+    _, height, width, _ = images.shape
+    matrix = tf.cast(matrix, tf.float64)
+    a, b, c, d, e, f = tf.unstack(matrix, axis=1)
+    entries = tf.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5])
+    fixed = tf.cast(tf.floor(entries * 65536.0 + 0.5), tf.int32)[:, :, tf.newaxis, tf.newaxis]
+    x = tf.range(width)[tf.newaxis, tf.newaxis, :]
+    y = tf.range(height)[tf.newaxis, :, tf.newaxis]
+    source_x = tf.bitwise.right_shift(fixed[2] + fixed[0] * x + fixed[1] * y, 16)
+    source_y = tf.bitwise.right_shift(fixed[5] + fixed[3] * x + fixed[4] * y, 16)
+    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    moved = _gather_pixels(images, tf.where(inside, source_y * width + source_x, 0))
+    return tf.where(inside[..., tf.newaxis], moved, tf.constant(fill, tf.uint8))
+
+
+def shear_x_matrix(factor: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Inverse-affine matrices [B, 6] of `shear_x`, for factors [B]."""
+    del height, width
+    one, zero = tf.ones_like(factor), tf.zeros_like(factor)
+    return tf.stack([one, factor, zero, zero, one, zero], axis=1)
+
+
+def shear_y_matrix(factor: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Inverse-affine matrices [B, 6] of `shear_y`, for factors [B]."""
+    del height, width
+    one, zero = tf.ones_like(factor), tf.zeros_like(factor)
+    return tf.stack([one, zero, zero, factor, one, zero], axis=1)
+
+
+def translate_x_matrix(pixels: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Inverse-affine matrices [B, 6] of `translate_x`, for offsets [B]."""
+    del height, width
+    one, zero = tf.ones_like(pixels), tf.zeros_like(pixels)
+    return tf.stack([one, zero, pixels, zero, one, zero], axis=1)
+
+
+def translate_y_matrix(pixels: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Inverse-affine matrices [B, 6] of `translate_y`, for offsets [B]."""
+    del height, width
+    one, zero = tf.ones_like(pixels), tf.zeros_like(pixels)
+    return tf.stack([one, zero, zero, zero, one, pixels], axis=1)
+
+
+def rotate_matrix(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Inverse-affine matrices [B, 6] of `rotate`, for angles [B] in degrees."""
+    angle = -degrees * (math.pi / 180.0)
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    center_x, center_y = width / 2, height / 2
+    c = (cos * -center_x + sin * -center_y) + center_x
+    f = (-sin * -center_x + cos * -center_y) + center_y
+    return tf.stack([cos, sin, c, -sin, cos, f], axis=1)
+
+
+def shear_x(images: tf.Tensor, factor: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Shears along x about the top edge: output (x, y) shows input (x + factor y, y).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      factor: [B], any real number; 0 leaves the image.
+      fill: gray level where the source lies outside the image.
+    """
+    return _move(shear_x_matrix, images, factor, fill)
+
+
+def shear_y(images: tf.Tensor, factor: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Shears along y about the left edge: output (x, y) shows input (x, y + factor x).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      factor: [B], any real number; 0 leaves the image.
+      fill: gray level where the source lies outside the image.
+    """
+    return _move(shear_y_matrix, images, factor, fill)
+
+
+def translate_x(images: tf.Tensor, pixels: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Translates along x: output (x, y) shows input (x + pixels, y).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      pixels: [B], positive moves the content left; 0 leaves the image.
+      fill: gray level where the source lies outside the image.
+    """
+    return _move(translate_x_matrix, images, pixels, fill)
+
+
+def translate_y(images: tf.Tensor, pixels: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Translates along y: output (x, y) shows input (x, y + pixels).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      pixels: [B], positive moves the content up; 0 leaves the image.
+      fill: gray level where the source lies outside the image.
+    """
+    return _move(translate_y_matrix, images, pixels, fill)
+
+
+def rotate(images: tf.Tensor, degrees: tf.Tensor, fill: int = 0) -> tf.Tensor:
+    """Rotates about the center of the image, as Pillow's `Image.rotate`.
+
+    Args:
+      images: uint8 [B, H, W, C].
+      degrees: [B], positive is counterclockwise; 0 leaves the image.
+      fill: gray level where the source lies outside the image.
+    """
+    return _move(rotate_matrix, images, degrees, fill)
+
+
+def _move(matrix, images, magnitude, fill):
+    _check_images(images)
+    _, height, width, _ = images.shape
+    magnitude = _per_image(magnitude, images, tf.float64)
+    return affine(images, matrix(magnitude, height, width), fill)
+
+
+def flip_and_shift(images: tf.Tensor, flip: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    """Mirrors the chosen images left to right, then shifts each within its own reflection.
+
+    The shift is a crop from the image padded by reflection without repeating the border, so that
+    offset (dy, dx) shows at (y, x) what was at (y + dy, x + dx).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      flip: bool [B].
+      offset: int32 [B, 2], (dy, dx) in pixels, |dy| < H and |dx| < W.
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    _check_images(images)
+    _, height, width, _ = images.shape
+    rows = _reflect(tf.range(height) + offset[:, :1], height)
+    columns = _reflect(tf.range(width) + offset[:, 1:], width)
+    columns = tf.where(flip[:, tf.newaxis], width - 1 - columns, columns)
+    return _gather_pixels(images, rows[:, :, tf.newaxis] * width + columns[:, tf.newaxis, :])
+
+
+def _reflect(index: tf.Tensor, size: int) -> tf.Tensor:
+    return (size - 1) - tf.abs((size - 1) - tf.abs(index))
+
+
+def square_mask(center: tf.Tensor, size: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Where a square lies, clipped at the borders.
+
+    Rows center_y - size // 2 to center_y + size // 2 - 1, and columns likewise: an odd size covers
+    what the next smaller even one does, as in UDA's code.
+
+    Args:
+      center: int32 [B, 2], (y, x).
+      size: int32 [B], side in pixels; 0 or 1 gives an empty square.
+      height, width: of the images.
+
+    Returns:
+      bool [B, H, W].
+    """
+    half = (size // 2)[:, tf.newaxis]
+
+    def covered(length, middle):
+        distance = tf.range(length) - middle
+        return (distance >= -half) & (distance < half)
+
+    rows = covered(height, center[:, :1])
+    columns = covered(width, center[:, 1:])
+    return rows[:, :, tf.newaxis] & columns[:, tf.newaxis, :]
+
+
+def cutout(
+    images: tf.Tensor, center: tf.Tensor, size: tf.Tensor, fill: int | tuple[int, ...] = 0
+) -> tf.Tensor:
+    """Paints a square (DeVries & Taylor, arXiv:1708.04552), clipped at the borders.
+
+    Args:
+      images: uint8 [B, H, W, C].
+      center: int32 [B, 2], (y, x).
+      size: [B], side in pixels, see `square_mask`; 0 leaves the image.
+      fill: gray level, or one per channel, or a uint8 tensor that broadcasts to the images.
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    _check_images(images)
+    _, height, width, _ = images.shape
+    mask = square_mask(center, _per_image(size, images, tf.int32), height, width)
+    return tf.where(mask[..., tf.newaxis], tf.cast(fill, tf.uint8), images)
+
+
+# --- Tables -------------------------------------------------------------------------------------
+
+
+def look_up(images: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """Replaces every gray level v of image b, channel c by table[b, c, v].
+
+    Args:
+      images: uint8 [B, H, W, C], any C.
+      table: uint8 [B, C, 256].
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    _check_images(images)
+    return tf.gather(tf.reshape(table, [-1]), _table_index(images))
+
+
+def _table_index(images: tf.Tensor) -> tf.Tensor:
+    """Position of each pixel's gray level in a flat [B, C, 256] table, int32 [B, H, W, C]."""
+    channels = images.shape[-1]
+    rows = tf.reshape(tf.range(tf.shape(images)[0] * channels) * 256, [-1, 1, 1, channels])
+    return tf.cast(images, tf.int32) + rows
+
+
+def _levels(dtype: tf.DType = tf.int32) -> tf.Tensor:
+    return tf.range(256, dtype=dtype)[tf.newaxis, tf.newaxis, :]
+
+
+def _for_channels(table: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """Repeats one table per image, integers [B, 1, 256], for each channel, as uint8."""
+    shape = [tf.shape(images)[0], images.shape[-1], 256]
+    return tf.cast(tf.broadcast_to(table, shape), tf.uint8)
+
+
+def autocontrast_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
+    """Tables [B, C, 256] of `autocontrast`; the magnitude is unused."""
+    del magnitude
+    low = tf.cast(tf.reduce_min(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
+    high = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
+    flat = high <= low
+    scale = 255.0 / tf.where(flat, tf.ones_like(high), high - low)
+    # Pillow truncates this very expression: (v - low) * scale rounds differently.
+    stretched = _levels(tf.float64) * scale - low * scale
+    stretched = tf.cast(tf.clip_by_value(stretched, 0.0, 255.0), tf.uint8)
+    return tf.where(flat, _for_channels(_levels(), images), stretched)
+
+
+def equalize_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
+    """Tables [B, C, 256] of `equalize`; the magnitude is unused."""
+    del magnitude
+    _, height, width, channels = images.shape
+    tables = tf.shape(images)[0] * channels
+    index = tf.reshape(_table_index(images), [-1])
+    histogram = tf.math.unsorted_segment_sum(tf.ones_like(index), index, tables * 256)
+    histogram = tf.reshape(histogram, [-1, channels, 256])
+    highest = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.int32)[..., tf.newaxis]
+    last = tf.gather(histogram, highest, batch_dims=2)
+    step = (height * width - last) // 255
+    safe_step = tf.maximum(step, 1)
+    below = tf.cumsum(histogram, axis=-1, exclusive=True)
+    # With few pixels the quotient passes 255 by far; Pillow clips it when it applies the table.
+    level = tf.minimum((safe_step // 2 + below) // safe_step, 255)
+    return _for_channels(tf.where(step == 0, _levels(), level), images)
+
+
+def invert_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
+    """Tables [B, C, 256] of `invert`; the magnitude is unused."""
+    del magnitude
+    return _for_channels(255 - _levels(), images)
+
+
+def posterize_table(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    """Tables [B, C, 256] of `posterize`, for bits [B]."""
+    dropped = (8 - _per_image(bits, images, tf.int32))[:, tf.newaxis, tf.newaxis]
+    kept = tf.bitwise.left_shift(tf.bitwise.right_shift(_levels(), dropped), dropped)
+    return _for_channels(kept, images)
+
+
+def solarize_table(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """Tables [B, C, 256] of `solarize`, for thresholds [B]."""
+    threshold = _per_image(threshold, images, tf.float64)[:, tf.newaxis, tf.newaxis]
+    level = _levels()
+    return _for_channels(
+        tf.where(tf.cast(level, tf.float64) < threshold, level, 255 - level), images
+    )
+
+
+def brightness_table(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Tables [B, C, 256] of `brightness`, for factors [B]."""
+    factor = _per_image(factor, images, tf.float32)
+    return _for_channels(_mix(tf.zeros([1, 1, 1]), _levels(tf.float32), factor), images)
+
+
+def contrast_table(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Tables [B, C, 256] of `contrast`, for factors [B]."""
+    _, height, width, _ = images.shape
+    total = tf.reduce_sum(_luma(images), axis=[1, 2, 3])
+    mean = tf.floor(tf.cast(total, tf.float64) / (height * width) + 0.5)
+    mean = tf.cast(mean, tf.float32)[:, tf.newaxis, tf.newaxis]
+    factor = _per_image(factor, images, tf.float32)
+    return _for_channels(_mix(mean, _levels(tf.float32), factor), images)
+
+
+def autocontrast(images: tf.Tensor) -> tf.Tensor:
+    """Stretches each channel so that its darkest pixel becomes 0 and its lightest 255.
+
+    A channel of one gray level is left as it is. Args: images, uint8 [B, H, W, C].
+    """
+    return look_up(images, autocontrast_table(images))
+
+
+def equalize(images: tf.Tensor) -> tf.Tensor:
+    """Makes the histogram of each channel as flat as a monotone table can (`ImageOps.equalize`).
+
+    A channel is left as it is if all its pixels, but for fewer than 255, have its highest level.
+    Args: images, uint8 [B, H, W, C].
+    """
+    return look_up(images, equalize_table(images))
+
+
+def invert(images: tf.Tensor) -> tf.Tensor:
+    """Replaces every gray level v by 255 - v. Args: images, uint8 [B, H, W, C]."""
+    _check_images(images)
+    return 255 - images
+
+
+def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
+    """Keeps the highest bits of every gray level.
+
+    Args:
+      images: uint8 [B, H, W, C].
+      bits: [B], integers in 0..8; 8 leaves the image, 0 makes it black.
+    """
+    return look_up(images, posterize_table(images, bits))
+
+
+def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """Inverts every gray level that is at or above the threshold.
+
+    Args:
+      images: uint8 [B, H, W, C].
+      threshold: [B], in 0..256; 256 leaves the image, 0 inverts it.
+    """
+    return look_up(images, solarize_table(images, threshold))
+
+
+def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Blends with black (`ImageEnhance.Brightness`).
+
+    Args:
+      images: uint8 [B, H, W, C].
+      factor: [B], at least 0: 0 is black, 1 leaves the image, more is brighter.
+    """
+    return look_up(images, brightness_table(images, factor))
+
+
+def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Blends with the rounded mean luma of the image (`ImageEnhance.Contrast`).
+
+    Args:
+      images: uint8 [B, H, W, C], C 1 or 3.
+      factor: [B], at least 0: 0 is flat gray, 1 leaves the image, more is stronger.
+    """
+    return look_up(images, contrast_table(images, factor))
+
+
+# --- Blends -------------------------------------------------------------------------------------
+
+
+def blend(degenerate: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """degenerate + factor (images - degenerate), truncated and clipped as Pillow's `Image.blend`.
+
+    Args:
+      degenerate, images: uint8 [B, H, W, C], any C.
+      factor: [B]; 0 gives `degenerate`, 1 gives `images`, others inter- or extrapolate.
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    _check_images(images)
+    factor = _per_image(factor, images, tf.float32)
+    mixed = _mix(tf.cast(degenerate, tf.float32), tf.cast(images, tf.float32), factor)
+    return tf.cast(mixed, tf.uint8)
+
+
+def _mix(start: tf.Tensor, end: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Whole gray levels of start + factor (end - start), in float32; factor is [B]."""
+    factor = tf.reshape(factor, [-1] + [1] * (end.shape.rank - 1))
+    return tf.floor(tf.clip_by_value(start + factor * (end - start), 0.0, 255.0))
+
+
+def _luma(images: tf.Tensor) -> tf.Tensor:
+    """Gray levels of the images, int32 [B, H, W, 1]."""
+    values = tf.cast(images, tf.int32)
+    if images.shape[-1] == 1:
+        return values
+    red, green, blue = tf.split(values, 3, axis=-1)
+    weighted = red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
+    return tf.bitwise.right_shift(weighted + 0x8000, 16)
+
+
+def grayscale(images: tf.Tensor) -> tf.Tensor:
+    """The images without color, uint8 [B, H, W, C], C 1 or 3: what `color` blends with."""
+    _check_images(images)
+    return tf.broadcast_to(tf.cast(_luma(images), tf.uint8), tf.shape(images))
+
+
+def smooth(images: tf.Tensor) -> tf.Tensor:
+    """Pillow's SMOOTH filter, uint8 [B, H, W, C]: what `sharpness` blends with.
+
+    Each pixel becomes (4 times itself plus the sum of its 3 x 3 neighborhood) / 13, rounded; the
+    outermost rows and columns are left as they are.
+    """
+    _check_images(images)
+    _, height, width, _ = images.shape
+    values = tf.cast(images, tf.int32)
+    rows = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
+    box = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
+    inner = (box + 4 * values[:, 1:-1, 1:-1] + 6) // 13
+    border = [[0, 0], [1, 1], [1, 1], [0, 0]]
+    is_inner = tf.pad(tf.ones([1, height - 2, width - 2, 1], tf.bool), border)
+    return tf.where(is_inner, tf.pad(tf.cast(inner, tf.uint8), border), images)
+
+
+def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Blends with the grayscale image (`ImageEnhance.Color`); the identity for one channel.
+
+    Args:
+      images: uint8 [B, H, W, C], C 1 or 3.
+      factor: [B], at least 0: 0 is gray, 1 leaves the image, more is more colorful.
+    """
+    return blend(grayscale(images), images, factor)
+
+
+def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Blends with the smoothed image (`ImageEnhance.Sharpness`).
+
+    Args:
+      images: uint8 [B, H, W, C], H and W at least 3.
+      factor: [B], at least 0: 0 is smoothed, 1 leaves the image, more is sharper.
+    """
+    return blend(smooth(images), images, factor)
