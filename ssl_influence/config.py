@@ -21,6 +21,7 @@ TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
 DECAYED_VARIABLES = ("kernels", "all")
 EMA_VARIABLES = ("trainable", "all")
+VALIDATION_BATCH_NORMS = ("inference", "batch")
 
 
 class ConfigError(ValueError):
@@ -259,7 +260,7 @@ class WeightConfig:
         _one_of("influence_params", self.influence_params, INFLUENCE_PARAMS)
         _one_of("inverse_hessian", self.inverse_hessian, INVERSE_HESSIANS)
         _positive("cg_tolerance", self.cg_tolerance)
-        _one_of("validation_batch_norm", self.validation_batch_norm, ("inference", "batch"))
+        _one_of("validation_batch_norm", self.validation_batch_norm, VALIDATION_BATCH_NORMS)
 
 
 @dataclasses.dataclass(frozen=True)

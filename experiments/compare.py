@@ -1,0 +1,18 @@
+"""Supervised, fixed and per-example weights on images, on the same split, seed and settings.
+
+    python -m experiments.compare --flagfile=experiments/flagfiles/quickstart.flags --model_dir=/tmp/digits
+
+Each row is a run of its own under --model_dir and prints its last test error, raw and averaged.
+"""
+
+from experiments import comparison, launch
+
+comparison.define_flags({"dataset": "cifar10.1@250-1024"})
+
+
+def main() -> None:
+    comparison.main("experiments.compare")
+
+
+if __name__ == "__main__":
+    launch.run(main)

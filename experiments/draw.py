@@ -1,0 +1,30 @@
+"""Draws a run: validation error and loss curves, and the histogram of its example weights.
+
+    python -m experiments.draw --model_dir=/tmp/run
+
+Writes curve.png and weights.png into the run's directory.
+"""
+
+import pathlib
+
+from absl import flags
+
+from experiments import launch
+from ssl_influence import config as config_lib
+from ssl_influence.reporting import figures
+
+_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+
+
+def main() -> None:
+    model_dir = pathlib.Path(_MODEL_DIR.value)
+    for draw, name in ((figures.curve, "curve.png"), (figures.weight_histogram, "weights.png")):
+        try:
+            draw(model_dir, model_dir / name)
+        except FileNotFoundError as error:
+            raise config_lib.ConfigError(f"{error} Train there first.") from error
+        print(f"wrote {model_dir / name}")
+
+
+if __name__ == "__main__":
+    launch.run(main)

@@ -1,0 +1,42 @@
+"""Evaluates every checkpoint of a run on its test and validation examples.
+
+    python -m experiments.evaluate --model_dir=/tmp/run
+
+Writes eval/results.jsonl (a line for each checkpoint and split) and eval/summary.json (last, best and
+medians of the last 1, 10, 20 and 50 checkpoints) beside the checkpoints, for the weights themselves
+(raw) and their moving average (ema), and prints a table. Report the last or a median: "best" is chosen
+on the very examples it is measured on. The run's own settings are read from its flags.txt.
+"""
+
+import pathlib
+
+from absl import flags
+
+from experiments import flags as shared_flags, launch
+from ssl_influence import config as config_lib, training
+from ssl_influence.data import splits
+from ssl_influence.reporting import tables
+
+_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TFDS datasets are now, if they were moved.")
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", training.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
+)
+
+
+def main() -> None:
+    model_dir = pathlib.Path(_MODEL_DIR.value)
+    if not (model_dir / "flags.txt").exists():
+        raise config_lib.ConfigError(
+            f"--model_dir={model_dir} holds no flags.txt: name the directory of a run."
+        )
+    config = shared_flags.read_flagfile(model_dir / "flags.txt")
+    if _DATA_DIR.value:
+        config = config.replace(data={"data_dir": _DATA_DIR.value})
+    built = launch.build(config)
+    splits.check(splits.read(model_dir / "split.json"), built.manifest)
+    print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value)))
+
+
+if __name__ == "__main__":
+    launch.run(main)

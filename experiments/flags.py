@@ -1,0 +1,333 @@
+"""The flags that all experiments share, and their way to and from `ssl_influence.config.Config`.
+
+One table row a flag: its name, the concern and field of the config it fills, and its description. Types,
+defaults and allowed values come from the config itself.
+"""
+
+import dataclasses
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from ssl_influence import config as config_lib
+
+flags.disclaim_key_flags()
+
+_CHOICES = {
+    "method": config_lib.METHODS,
+    "weighting": config_lib.WEIGHTINGS,
+    "weight_batch": config_lib.WEIGHT_BATCHES,
+    "influence_params": config_lib.INFLUENCE_PARAMS,
+    "inverse_hessian": config_lib.INVERSE_HESSIANS,
+    "validation_batch_norm": config_lib.VALIDATION_BATCH_NORMS,
+    "optimizer": config_lib.OPTIMIZERS,
+    "schedule": config_lib.SCHEDULES,
+    "decayed_variables": config_lib.DECAYED_VARIABLES,
+    "ema_variables": config_lib.EMA_VARIABLES,
+    "model": config_lib.MODELS,
+    "tsa": config_lib.TSA_SCHEDULES,
+    "normalization": config_lib.NORMALIZATIONS,
+}
+
+# (flag, concern, field, description)
+_TABLE = (
+    (
+        "dataset",
+        "data",
+        "dataset",
+        "Dataset and split, name.seed@labels-validation: digits.1@60-200, two_moons.1@10-30, "
+        "cifar10.1@250-1024, svhn_cropped.1@250-1024, ... A bare name takes its usual split.",
+    ),
+    ("data_dir", "data", "data_dir", "Where TFDS datasets are or get prepared (default: TFDS's own)."),
+    (
+        "unlabeled_includes_labeled",
+        "data",
+        "unlabeled_includes_labeled",
+        "The labeled examples are also unlabeled examples, as in FixMatch's code.",
+    ),
+    (
+        "validation_overlap",
+        "data",
+        "validation_overlap",
+        "Labeled examples may be validation examples too, as in FixMatch's code; the overlap is "
+        "printed.",
+    ),
+    ("labeled_batch_size", "data", "labeled_batch_size", "Labeled examples a step."),
+    ("unlabeled_batch_size", "data", "unlabeled_batch_size", "Unlabeled examples a step."),
+    (
+        "validation_batch_size",
+        "data",
+        "validation_batch_size",
+        "Validation examples a weight step; at most the whole validation part.",
+    ),
+    ("flip", "augment", "flip", "Random horizontal flips in the weak view (default: by dataset)."),
+    ("shift", "augment", "shift", "Largest random shift in pixels (default: height / 8)."),
+    (
+        "rand_augment_operations",
+        "augment",
+        "operations",
+        "RandAugment operations drawn for each strong view.",
+    ),
+    (
+        "rand_augment_probability",
+        "augment",
+        "probability",
+        "Chance that a drawn RandAugment operation is applied.",
+    ),
+    ("cutout", "augment", "cutout", "Side of the cutout square, as a fraction of the image height."),
+    (
+        "normalization",
+        "augment",
+        "normalization",
+        "scale: pixels to [-1, 1]; standardize: zero mean, unit variance for each channel.",
+    ),
+    ("model", "model", "name", "Network."),
+    ("depth", "model", "depth", "Depth of the Wide-ResNet: 28 in WRN-28-2; 6n + 4."),
+    ("width", "model", "width", "Widening factor of the Wide-ResNet: 2 in WRN-28-2."),
+    ("filters", "model", "filters", "Filters of the Wide-ResNet's first convolution."),
+    ("hidden_units", "model", "hidden_units", "Units of each hidden layer of the MLP."),
+    (
+        "batch_norm_momentum",
+        "model",
+        "batch_norm_momentum",
+        "Momentum of BatchNorm's moving statistics; short runs need a lower one.",
+    ),
+    ("method", "method", "name", "Base SSL algorithm; supervised uses the labeled examples alone."),
+    (
+        "confidence",
+        "method",
+        "confidence",
+        "An unlabeled example takes part once its highest predicted probability passes this.",
+    ),
+    ("temperature", "method", "temperature", "Sharpening of UDA's target; 1 leaves it as it is."),
+    (
+        "unsupervised_weight",
+        "method",
+        "unsupervised_weight",
+        "Weight of the whole unlabeled loss, beside the example weights.",
+    ),
+    ("tsa", "method", "tsa", "UDA's training signal annealing of the labeled loss."),
+    ("optimizer", "optimizer", "name", "Optimizer of the network; sgd has Nesterov momentum."),
+    ("learning_rate", "optimizer", "learning_rate", "Learning rate of the network, before schedule."),
+    (
+        "schedule",
+        "optimizer",
+        "schedule",
+        "cosine: learning rate times cos(7 pi / 16 * step / train_steps), as FixMatch; or constant.",
+    ),
+    ("momentum", "optimizer", "momentum", "Momentum of sgd."),
+    (
+        "weight_decay",
+        "optimizer",
+        "weight_decay",
+        "Coefficient of 1/2 |v|^2 in the objective (coupled L2).",
+    ),
+    ("decayed_variables", "optimizer", "decayed_variables", "Variables that weight decay is for."),
+    ("ema_decay", "optimizer", "ema_decay", "Decay of the weights' moving average."),
+    (
+        "ema_variables",
+        "optimizer",
+        "ema_variables",
+        "What is averaged: trainable variables, or all, BatchNorm's statistics too.",
+    ),
+    (
+        "weighting",
+        "weights",
+        "weighting",
+        "per_example: each unlabeled example has its own learned weight; single: one learned weight "
+        "for all; fixed: all keep --weight_init.",
+    ),
+    ("weight_init", "weights", "initial", "Example weight at the start."),
+    ("weight_lr", "weights", "learning_rate", "Step size of the example weights (M-Adam)."),
+    ("weight_min", "weights", "minimum", "Smallest example weight."),
+    ("weight_max", "weights", "maximum", "Largest example weight (default: no bound)."),
+    (
+        "weight_warmup_steps",
+        "weights",
+        "warmup_steps",
+        "Steps before example weights start to move.",
+    ),
+    ("inner_steps", "weights", "inner_steps", "Network steps from one weight step to the next (N)."),
+    (
+        "weight_batch",
+        "weights",
+        "batch",
+        "fused: weight steps share the batch and forward pass of a network step; fresh: they draw "
+        "batches of their own (Algorithm 1 to the letter).",
+    ),
+    (
+        "damping",
+        "weights",
+        "damping",
+        "Added to the diagonal of the last layer's Hessian before it is inverted.",
+    ),
+    (
+        "influence_params",
+        "weights",
+        "influence_params",
+        "Variables over which the influence on the validation loss is taken.",
+    ),
+    (
+        "inverse_hessian",
+        "weights",
+        "inverse_hessian",
+        "exact: direct solve, matrix-free for large heads; cg: preconditioned conjugate gradients.",
+    ),
+    ("cg_tolerance", "weights", "cg_tolerance", "Relative residual at which cg stops."),
+    (
+        "validation_batch_norm",
+        "weights",
+        "validation_batch_norm",
+        "BatchNorm on validation batches: moving statistics (inference) or the batch's own.",
+    ),
+    ("train_steps", "train", "train_steps", "Network steps of the whole run."),
+    ("seed", "train", "seed", "Seed of initialization, batches and augmentation."),
+    ("log_every", "train", "log_every", "Steps between lines of training metrics."),
+    ("eval_every", "train", "eval_every", "Steps between measurements of the validation error."),
+    ("checkpoint_every", "train", "checkpoint_every", "Steps between checkpoints."),
+    ("keep_checkpoints", "train", "keep_checkpoints", "How many of the newest checkpoints stay."),
+    ("jit_compile", "train", "jit_compile", "Compile the steps with XLA."),
+)
+
+# Fields that a resumed run may change: they decide where things lie and what is kept, not the run.
+_FREE_ON_RESUME = {
+    ("data", "data_dir"),
+    ("train", "checkpoint_every"),
+    ("train", "keep_checkpoints"),
+}
+
+
+def define(defaults: Mapping[str, Any] | None = None, flag_values=flags.FLAGS) -> None:
+    """Defines the shared flags.
+
+    Args:
+      defaults: flag -> value where an experiment's default differs from the config's own.
+      flag_values: where to define them.
+
+    Raises:
+      KeyError: `defaults` names a flag that is not in the table.
+    """
+    defaults = dict(defaults or {})
+    for name, concern, field, description in _TABLE:
+        kind, default = _field(concern, field)
+        default = defaults.pop(name, default)
+        keywords = {"flag_values": flag_values}
+        if name in _CHOICES:
+            flags.DEFINE_enum(name, default, _CHOICES[name], description, **keywords)
+        elif kind is bool:
+            flags.DEFINE_boolean(name, default, description, **keywords)
+        elif kind is int:
+            flags.DEFINE_integer(name, default, description, **keywords)
+        elif kind is float:
+            flags.DEFINE_float(name, default, description, **keywords)
+        elif kind is str:
+            flags.DEFINE_string(name, default, description, **keywords)
+        else:
+            flags.DEFINE_list(name, [str(unit) for unit in default], description, **keywords)
+    if defaults:
+        raise KeyError(f"no such flags: {', '.join(defaults)}")
+
+
+def to_config(flag_values=flags.FLAGS) -> config_lib.Config:
+    """The config that the flags describe.
+
+    Raises:
+      ConfigError: a value or a combination cannot work.
+    """
+    fields: dict[str, dict[str, Any]] = {}
+    for name, concern, field, _ in _TABLE:
+        value = flag_values[name].value
+        if field == "hidden_units":
+            value = _parse_units(name, value)
+        fields.setdefault(concern, {})[field] = value
+    return config_lib.Config().replace(**fields)
+
+
+def to_flagfile(config: config_lib.Config, program: str) -> str:
+    """The text of a flagfile that gives `config` back, every flag spelled out."""
+    lines = [f"# python -m {program} --flagfile=flags.txt --model_dir=..."]
+    for name, concern, field, _ in _TABLE:
+        value = getattr(getattr(config, concern), field)
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            lines.append(f"--{name}" if value else f"--no{name}")
+        elif isinstance(value, tuple):
+            lines.append(f"--{name}={','.join(map(str, value))}")
+        else:
+            lines.append(f"--{name}={value}")
+    return "\n".join(lines) + "\n"
+
+
+def read_flagfile(path: pathlib.Path) -> config_lib.Config:
+    """The config in a run's flags.txt.
+
+    Raises:
+      ConfigError: the file holds a flag or a value this version does not know, naming it.
+    """
+    flag_values = flags.FlagValues()
+    define(flag_values=flag_values)
+    flags.DEFINE_string("flagfile", "", "", flag_values=flag_values)
+    try:
+        flag_values(["flags", f"--flagfile={path}"])
+    except flags.Error as error:
+        raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
+    return to_config(flag_values)
+
+
+def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
+    """Compares the flags.txt of a started run with the settings it is to go on with.
+
+    `train_steps` may grow where the schedule is constant, since nothing else depends on it.
+
+    Raises:
+      ConfigError: a setting that changes the run differs; names each, with both values.
+    """
+    old = read_flagfile(path)
+    free = set(_FREE_ON_RESUME)
+    if config.optimizer.schedule == "constant" and config.method.tsa == "none":
+        free.add(("train", "train_steps"))
+    changed = []
+    for name, concern, field, _ in _TABLE:
+        before, after = (getattr(getattr(c, concern), field) for c in (old, config))
+        if before != after and (concern, field) not in free:
+            changed.append(f"--{name}={before} there, {after} now")
+    if changed:
+        raise config_lib.ConfigError(
+            f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
+            "another --model_dir."
+        )
+
+
+def _field(concern: str, field: str) -> tuple[Any, Any]:
+    """Type, without None, and default of a config field."""
+    default = getattr(getattr(config_lib.Config(), concern), field)
+    owner = type(getattr(config_lib.Config(), concern))
+    kind = typing.get_type_hints(owner)[field]
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+    return kind, default
+
+
+def _parse_units(name: str, value: list[str]) -> tuple[int, ...]:
+    try:
+        return tuple(int(unit) for unit in value)
+    except ValueError as error:
+        raise config_lib.ConfigError(
+            f"{name}={','.join(value)} is not a list of whole numbers such as 100,100."
+        ) from error
+
+
+def _covers_config() -> bool:
+    """Whether each field of the config has exactly one flag; a test holds it to that."""
+    table = sorted((concern, field) for _, concern, field, _ in _TABLE)
+    config = config_lib.Config()
+    return table == sorted(
+        (concern.name, field.name)
+        for concern in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, concern.name))
+    )

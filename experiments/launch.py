@@ -1,0 +1,162 @@
+"""What every binary does around the library: build from a config, guard the run directory, train."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+import tf_keras as keras
+from absl import app, flags, logging
+
+from experiments import flags as shared_flags
+from ssl_influence import checkpoints, config as config_lib, evaluation, metrics, training
+from ssl_influence.data import pipeline as pipeline_lib, sources, splits
+from ssl_influence.methods import registry as methods
+from ssl_influence.models import registry as models
+
+flags.disclaim_key_flags()
+
+USER_ERRORS = (config_lib.ConfigError, checkpoints.CheckpointError, metrics.NonFiniteError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A config with everything built from it; nothing is on disk yet."""
+
+    config: config_lib.Config
+    source: sources.Source
+    split: splits.Split
+    manifest: dict
+    pipeline: pipeline_lib.Pipeline
+    trainer: training.BilevelTrainer
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a binary: errors that a user can mend end it with one line and exit code 1."""
+
+    def guarded(argv):
+        if len(argv) > 1:
+            sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
+        logging.set_verbosity(logging.INFO)
+        try:
+            main()
+        except USER_ERRORS as error:
+            sys.exit(f"error: {error}")
+
+    app.run(guarded)
+
+
+def build(config: config_lib.Config) -> Run:
+    """Loads the data, draws the split and builds the trainer.
+
+    Raises:
+      ConfigError: dataset, split or model cannot be had as the config says.
+    """
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(config.train.seed)
+    name = sources.parse_name(config.data.dataset)
+    source = sources.load(name, config.data.data_dir)
+    num_classes = len(source.class_names)
+    split = splits.make(
+        source.labels,
+        num_classes,
+        labeled=name.labels,
+        validation=name.validation,
+        seed=name.seed,
+        unlabeled_includes_labeled=config.data.unlabeled_includes_labeled,
+        validation_overlap=config.data.validation_overlap,
+    )
+    method = methods.build(config.method, num_classes, config.train.train_steps)
+    model = models.build(config.model, source.inputs.shape[1:], num_classes, config.train.seed)
+    example_weights = training.make_example_weights(config.weights, len(source.labels))
+    return Run(
+        config=config,
+        source=source,
+        split=split,
+        manifest=splits.manifest(split, name, source),
+        pipeline=pipeline_lib.Pipeline(
+            source,
+            split,
+            config.data,
+            config.augment,
+            seed=config.train.seed,
+            views=method.views,
+        ),
+        trainer=training.BilevelTrainer(model, method, example_weights, config),
+    )
+
+
+def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
+    """Trains in `model_dir`, or goes on there; False if SIGTERM or SIGINT ended it early.
+
+    Raises:
+      ConfigError: the directory cannot be written, or holds a run with other settings or data.
+      NonFiniteError, CheckpointError: see `ssl_influence.training.train`.
+    """
+    model_dir = pathlib.Path(model_dir)
+    _claim(model_dir, built, program)
+    print(splits.describe(built.split, built.source.labels, built.source.class_names), flush=True)
+    with _stop_requests() as stop_requested:
+        step = training.train(
+            built.trainer,
+            built.pipeline,
+            model_dir,
+            built.config.train,
+            weight_ids=built.split.unlabeled,
+            should_stop=stop_requested,
+        )
+    return step == built.config.train.train_steps
+
+
+def evaluate(
+    built: Run, model_dir: str | os.PathLike, batch_size: int = training.EVALUATION_BATCH_SIZE
+) -> dict[str, dict]:
+    """Evaluates every checkpoint of `model_dir` on test and validation; see evaluation.evaluate_run."""
+    batches = {
+        split: built.pipeline.evaluation_batches(split, batch_size)
+        for split in ("test", "validation")
+    }
+    return evaluation.evaluate_run(built.trainer.model, built.trainer.ema, batches, model_dir)
+
+
+def _claim(model_dir: pathlib.Path, built: Run, program: str) -> None:
+    """Checks that the run may go on in `model_dir`, then writes flags.txt and split.json."""
+    flagfile, manifest = model_dir / "flags.txt", model_dir / "split.json"
+    if not flagfile.exists() and tf.train.latest_checkpoint(str(model_dir / "checkpoints")):
+        raise config_lib.ConfigError(
+            f"{model_dir} holds checkpoints but no flags.txt that says what they are: use another "
+            "--model_dir."
+        )
+    if flagfile.exists():
+        shared_flags.check_resumable(flagfile, built.config)
+    if manifest.exists():
+        splits.check(splits.read(manifest), built.manifest)
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        metrics.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
+        splits.write(manifest, built.manifest)
+    except OSError as error:
+        raise config_lib.ConfigError(
+            f"--model_dir={model_dir} cannot be written ({error.strerror}): name a directory that can."
+        ) from error
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Within the context SIGTERM and SIGINT only note that a stop is wanted; a second SIGINT kills."""
+    received = []
+
+    def note(number, frame):
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

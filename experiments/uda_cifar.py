@@ -1,0 +1,32 @@
+"""UDA with per-example weights on images: CIFAR-10 as in the paper, or any other image dataset.
+
+The paper's experiment (WRN-28-2, 250 labels, 400,000 steps; meant for a GPU, error 5.53 +- 0.17 in its
+Table 1 against 8.76 +- 0.90 for UDA with one fixed weight):
+
+    python -m experiments.uda_cifar --flagfile=experiments/flagfiles/paper/uda_cifar10_250.flags \
+        --data_dir=/data/tfds --model_dir=/tmp/uda_cifar10_250
+
+The same binary on scikit-learn's digits, minutes on two CPU cores:
+
+    python -m experiments.uda_cifar --flagfile=experiments/flagfiles/quickstart.flags \
+        --model_dir=/tmp/run
+
+Running the same command again resumes. SIGTERM saves and exits.
+"""
+
+from absl import flags
+
+from experiments import flags as shared_flags, launch
+
+_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+
+shared_flags.define({"dataset": "cifar10.1@250-1024"})
+
+
+def main() -> None:
+    built = launch.build(shared_flags.to_config())
+    launch.train(built, _MODEL_DIR.value, "experiments.uda_cifar")
+
+
+if __name__ == "__main__":
+    launch.run(main)

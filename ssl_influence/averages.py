@@ -1,0 +1,38 @@
+"""Exponential moving average of a model's weights, evaluated beside the weights themselves."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+
+class ExponentialMovingAverage(tf.Module):
+    """Shadow copies `s <- decay s + (1 - decay) v`, which start at the variables' own values.
+
+    Args:
+      variables: floating-point variables to follow.
+      decay: in [0, 1); 0 makes the shadow equal to the variable.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable], decay: float):
+        super().__init__(name="ema")
+        self._variables = list(variables)
+        self._decay = decay
+        self.shadow = [tf.Variable(v, trainable=False, dtype=v.dtype) for v in self._variables]
+
+    def update(self) -> None:
+        """Moves every shadow one step toward its variable; call after each theta step."""
+        for shadow, variable in zip(self.shadow, self._variables, strict=True):
+            shadow.assign_sub((1.0 - self._decay) * (shadow - variable))
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Within the context the variables hold the averages; on leaving, their own values again."""
+        own = [variable.numpy() for variable in self._variables]
+        for shadow, variable in zip(self.shadow, self._variables, strict=True):
+            variable.assign(shadow)
+        try:
+            yield
+        finally:
+            for variable, value in zip(self._variables, own, strict=True):
+                variable.assign(value)

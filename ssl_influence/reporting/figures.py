@@ -1,0 +1,99 @@
+"""Figures of one run, drawn from its metrics.jsonl and weights/."""
+
+import csv
+import os
+import pathlib
+
+import numpy as np
+from matplotlib.backends import backend_agg
+from matplotlib.figure import Figure
+
+from ssl_influence import checkpoints, metrics
+
+_BLUE, _ORANGE, _GRAY = "#3572b0", "#d9822b", "#8a8f98"
+
+
+def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Validation error (raw and moving average) and the objective's terms over the steps, as PNG.
+
+    Raises:
+      FileNotFoundError: the run has no metrics yet.
+    """
+    rows = metrics.read_metrics(pathlib.Path(model_dir) / "metrics.jsonl")
+    if not rows:
+        raise FileNotFoundError(f"{model_dir} holds no metrics.jsonl with rows to draw.")
+    figure, (left, right) = _figure(2)
+    for name, label, color in (
+        ("validation/error", "weights", _BLUE),
+        ("validation/ema_error", "moving average", _ORANGE),
+    ):
+        left.plot(*_series(rows, name), color=color, label=label)
+    left.set(xlabel="step", ylabel="validation error, %", ylim=(0, None))
+    left.legend(frameon=False)
+    for name, label, color in (
+        ("train/loss_supervised", "supervised", _BLUE),
+        ("train/loss_unsupervised", "unsupervised, weighted", _ORANGE),
+        ("train/loss_l2", "L2", _GRAY),
+    ):
+        right.plot(*_series(rows, name), color=color, label=label)
+    right.set(xlabel="step", ylabel="term of the training objective", ylim=(0, None))
+    right.legend(frameon=False)
+    _save(figure, path)
+
+
+def weight_histogram(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Histogram of the newest example weights, and how often each example was updated, as PNG.
+
+    Raises:
+      FileNotFoundError: the run has written no weights yet.
+    """
+    newest, weight, updates = read_weights(model_dir)
+    figure, (left, right) = _figure(2)
+    left.hist(weight, bins=40, color=_BLUE)
+    left.axvline(weight.mean(), color=_ORANGE, label=f"mean {weight.mean():.3f}")
+    left.set(xlabel=f"example weight at step {newest}", ylabel="unlabeled examples")
+    left.legend(frameon=False)
+    right.hist(updates, bins=min(40, int(np.ptp(updates)) + 1), color=_GRAY)
+    right.set(xlabel="updates of the weight", ylabel="unlabeled examples")
+    _save(figure, path)
+
+
+def read_weights(model_dir: str | os.PathLike) -> tuple[int, np.ndarray, np.ndarray]:
+    """Step, weights [n] and update counts [n] of the newest weights/weights-<step>.csv.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    files = list(pathlib.Path(model_dir).glob("weights/weights-*.csv"))
+    if not files:
+        raise FileNotFoundError(f"{model_dir} holds no weights/weights-<step>.csv to draw.")
+    newest = max(files, key=lambda path: checkpoints.step_of(path.stem))
+    with newest.open() as file:
+        rows = list(csv.DictReader(file))
+    weight = np.array([float(row["weight"]) for row in rows])
+    updates = np.array([int(row["updates"]) for row in rows])
+    return checkpoints.step_of(newest.stem), weight, updates
+
+
+def _series(rows: list[dict], name: str) -> tuple[list[float], list[float]]:
+    kept = [row for row in rows if name in row]
+    return [row["step"] for row in kept], [row[name] for row in kept]
+
+
+def _figure(columns: int):
+    # No pyplot: it would pick a window system and keep every figure alive.
+    figure = Figure(figsize=(4.8 * columns, 3.6), layout="constrained")
+    backend_agg.FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def _save(figure: Figure, path: str | os.PathLike) -> None:
+    path = pathlib.Path(path)
+    temporary = path.with_name(path.stem + ".tmp.png")
+    figure.savefig(temporary, dpi=150)
+    os.replace(temporary, path)
