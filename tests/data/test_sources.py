@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+
+from ssl_influence import config
+from ssl_influence.data import sources
+
+
+def test_a_full_name_is_parsed_into_its_parts_and_printed_back():
+    name = sources.parse_name("cifar10.1@250-1024")
+    assert name == sources.DatasetName("cifar10", 1, 250, 1024)
+    assert str(name) == "cifar10.1@250-1024"
+
+
+@pytest.mark.parametrize(
+    "source", ["/data/v1.2/my.images", "a.7@3-4", "corpus@home", "folder with space/x-1"]
+)
+def test_a_name_is_parsed_from_the_right_so_that_sources_may_hold_any_character(source):
+    assert sources.parse_name(source + ".3@40-0") == sources.DatasetName(source, 3, 40, 0)
+
+
+@pytest.mark.parametrize(
+    "bare, full",
+    [
+        ("digits", "digits.1@60-200"),
+        ("two_moons", "two_moons.1@10-30"),
+        ("circles", "circles.1@10-30"),
+        ("linear", "linear.1@10-30"),
+        ("cifar10", "cifar10.1@250-1024"),
+        ("svhn_cropped", "svhn_cropped.1@250-1024"),
+    ],
+)
+def test_a_bare_source_takes_its_default_ending(bare, full):
+    assert str(sources.parse_name(bare)) == full
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cifar", "cifar10@250-1024", "cifar10.1@250", "cifar10.a@1-1", ".1@10-30"]
+)
+def test_a_malformed_name_is_refused_with_the_form_and_the_known_sources(text):
+    with pytest.raises(config.ConfigError, match="source.seed@labels-validation.*digits"):
+        sources.parse_name(text)
+
+
+@pytest.mark.parametrize("text, value", [("digits.1@0-10", "0"), ("digits.2147483648@9-1", "2147")])
+def test_numbers_that_cannot_work_are_named(text, value):
+    with pytest.raises(config.ConfigError, match=value):
+        sources.parse_name(text)
+
+
+def test_an_unknown_source_is_refused_with_the_known_ones():
+    with pytest.raises(config.ConfigError, match="'cifar11'.*cifar10.*two_moons"):
+        sources.load(sources.parse_name("cifar11.1@250-1024"))
+
+
+def test_digits_are_all_there_scaled_to_bytes_and_split_the_same_for_every_seed():
+    from sklearn import datasets
+
+    a = sources.load(sources.parse_name("digits.1@60-200"))
+    b = sources.load(sources.parse_name("digits.5@100-100"))
+    raw = datasets.load_digits()
+    assert a.inputs.dtype == np.uint8 and a.inputs.shape[1:] == (8, 8, 1) and a.is_image
+    assert not a.flip and a.num_classes == 10
+    np.testing.assert_array_equal(a.inputs, b.inputs)
+    np.testing.assert_array_equal(a.test_labels, b.test_labels)
+    both = np.concatenate([a.inputs, a.test_inputs])
+    assert len(both) == 1797 and both.max() == 255
+    expected = np.sort(np.floor(raw.images * 255 / 16 + 0.5).astype(int).reshape(1797, -1).sum(1))
+    np.testing.assert_array_equal(np.sort(both.reshape(1797, -1).sum(1)), expected)
+    per_class = np.bincount(raw.target)
+    np.testing.assert_array_equal(np.bincount(a.test_labels), per_class // 4)
+
+
+@pytest.mark.parametrize("source", ["two_moons", "circles", "linear"])
+def test_synthetic_points_leave_exactly_1000_unlabeled_and_follow_the_seed(source):
+    data = sources.load(sources.parse_name(f"{source}.3@10-30"))
+    assert data.inputs.shape == (1040, 2) and data.test_inputs.shape == (1000, 2)
+    assert data.inputs.dtype == np.float32 and data.labels.dtype == np.int32
+    assert not data.is_image and data.num_classes == 2
+    np.testing.assert_array_equal(np.bincount(data.labels), [520, 520])
+    again = sources.load(sources.parse_name(f"{source}.3@10-30"))
+    other = sources.load(sources.parse_name(f"{source}.4@10-30"))
+    np.testing.assert_array_equal(data.inputs, again.inputs)
+    assert not np.array_equal(data.inputs, other.inputs)
+    assert not np.array_equal(data.inputs[:1000], data.test_inputs)
+    assert sources.load(sources.parse_name(f"{source}.3@20-50")).inputs.shape == (1070, 2)
+
+
+def test_linear_is_separated_by_its_line_with_the_margin():
+    data = sources.load(sources.parse_name("linear"))
+    distance = (data.inputs.astype(np.float64) @ [1, 1] / np.sqrt(2)) * (2 * data.labels - 1)
+    assert distance.min() >= sources.LINEAR_MARGIN - 1e-6
+
+
+def test_circles_are_separated_by_radius_but_for_the_noise():
+    data = sources.load(sources.parse_name("circles"))
+    inner = np.linalg.norm(data.inputs, axis=1) < (1 + sources.CIRCLES_FACTOR) / 2
+    assert np.mean(inner == data.labels) > 0.97
+
+
+@pytest.mark.parametrize("source, flip", [("cifar10", True), ("svhn_cropped", False)])
+def test_tfds_images_come_in_a_fixed_order_with_labels_beside_them(source, flip, tmp_path):
+    import tensorflow_datasets as tfds
+
+    name = sources.parse_name(source)
+    with tfds.testing.mock_data(num_examples=200):
+        data = sources.load(name, str(tmp_path))
+        expected = [
+            (example["image"], example["label"])
+            for example in tfds.as_numpy(tfds.load(source, split="train", data_dir=str(tmp_path)))
+        ]
+    assert data.inputs.shape == data.test_inputs.shape == (200, 32, 32, 3)
+    assert data.inputs.dtype == np.uint8 and data.labels.dtype == np.int32
+    assert data.flip is flip and data.num_classes == 10
+    np.testing.assert_array_equal(data.inputs, np.stack([image for image, _ in expected]))
+    np.testing.assert_array_equal(data.labels, [label for _, label in expected])
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (
+            OSError("no route to host\nsecond line"),
+            "OSError: no route to host.*toronto.edu.*tfds build",
+        ),
+        (ImportError("No module", name="wanted"), "'wanted'.*pip"),
+    ],
+)
+def test_a_failed_download_is_one_line_with_the_folder_and_the_remedy(
+    error, says, tmp_path, monkeypatch
+):
+    import tensorflow_datasets as tfds
+
+    def fail(self, **_):
+        raise error
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    with pytest.raises(config.ConfigError, match=says) as caught:
+        sources.load(sources.parse_name("cifar10"), str(tmp_path))
+    assert "\n" not in str(caught.value) and "cifar10.1@250-1024" in str(caught.value)
+    if isinstance(error, OSError):
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"inputs": np.zeros((3, 2), np.float64)}, "float64"),
+        ({"labels": np.zeros(2, np.int32)}, r"\(2,\) beside 3"),
+        ({"labels": np.array([0, 1, 2], np.int32)}, "0 to 2"),
+        ({"test_inputs": np.zeros((1, 3), np.float32)}, r"\(3,\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(change, says):
+    fields = {
+        "name": "mine",
+        "inputs": np.zeros((3, 2), np.float32),
+        "labels": np.array([0, 1, -1], np.int32),
+        "test_inputs": np.zeros((1, 2), np.float32),
+        "test_labels": np.zeros(1, np.int32),
+        "class_names": ["a", "b"],
+        "flip": False,
+    }
+    assert sources.Source(**fields).num_classes == 2
+    with pytest.raises(config.ConfigError, match=says):
+        sources.Source(**{**fields, **change})

@@ -1,0 +1,197 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from ssl_influence import config
+from ssl_influence.data import sources, splits
+
+UNEVEN = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [100, 120, 83]))
+FLAGS = [(a, b) for a in (False, True) for b in (False, True)]
+
+
+def _make(labels=UNEVEN, num_classes=3, *, labeled=10, validation=40, seed=1, **flags):
+    return splits.make(
+        labels, num_classes, labeled=labeled, validation=validation, seed=seed, **flags
+    )
+
+
+def test_roles_are_disjoint_sorted_and_cover_every_row_once():
+    split = _make()
+    together = np.concatenate([split.labeled, split.validation, split.unlabeled])
+    np.testing.assert_array_equal(np.sort(together), np.arange(len(UNEVEN)))
+    assert set(split.overlaps.values()) == {0}
+    for role in splits.ROLES:
+        ids = getattr(split, role)
+        assert ids.dtype == np.int64 and np.all(np.diff(ids) > 0)
+
+
+@pytest.mark.parametrize("labeled", [3, 10, 11, 60])
+def test_labeled_examples_are_balanced_and_the_remainder_goes_one_to_a_class(labeled):
+    for seed in range(5):
+        counts = np.bincount(UNEVEN[_make(labeled=labeled, seed=seed).labeled], minlength=3)
+        assert counts.sum() == labeled
+        assert counts.min() == labeled // 3 and counts.max() <= labeled // 3 + 1
+
+
+def test_the_seed_chooses_the_classes_of_the_remainder():
+    favored = {
+        int(np.argmax(np.bincount(UNEVEN[_make(seed=s).labeled], minlength=3))) for s in range(30)
+    }
+    assert favored == {0, 1, 2}
+
+
+def test_a_split_is_repeatable_and_another_seed_gives_another():
+    assert all(np.array_equal(getattr(_make(), r), getattr(_make(), r)) for r in splits.ROLES)
+    assert not np.array_equal(_make().labeled, _make(seed=2).labeled)
+    assert not np.array_equal(_make().validation, _make(seed=2).validation)
+
+
+def test_the_draws_do_not_change_from_release_to_release():
+    split = splits.make(np.arange(20) % 2, 2, labeled=4, validation=3, seed=7)
+    assert split.labeled.tolist() == [3, 8, 10, 13]
+    assert split.validation.tolist() == [4, 5, 19]
+
+
+def test_more_labels_with_the_same_seed_include_the_fewer_ones():
+    few, many = _make(labeled=10), _make(labeled=50, validation=7)
+    assert np.isin(few.labeled, many.labeled).all()
+
+
+def test_validation_is_balanced_and_a_class_that_runs_out_is_made_up_for():
+    np.testing.assert_array_equal(
+        np.bincount(UNEVEN[_make(validation=42).validation]), [14, 14, 14]
+    )
+    counts = np.bincount(UNEVEN[_make(labeled=6, validation=270).validation])
+    assert counts.sum() == 270 and counts[2] == 81 and counts[0] in (94, 95)
+
+
+@pytest.mark.parametrize("includes, overlap", FLAGS)
+def test_each_flag_does_what_it_says(includes, overlap):
+    split = _make(
+        labeled=60, validation=90, unlabeled_includes_labeled=includes, validation_overlap=overlap
+    )
+    n = len(UNEVEN)
+    assert not np.isin(split.unlabeled, split.validation).any()
+    is_labeled, is_validation = (
+        np.isin(np.arange(n), x) for x in (split.labeled, split.validation)
+    )
+    expected = ~is_validation if includes else ~(is_validation | is_labeled)
+    np.testing.assert_array_equal(split.unlabeled, np.flatnonzero(expected))
+    shared = split.overlaps[("labeled", "validation")]
+    assert shared == np.count_nonzero(is_labeled & is_validation)
+    assert (shared > 0) == overlap
+    assert split.overlaps[("labeled", "unlabeled")] == (60 - shared if includes else 0)
+
+
+def test_with_validation_overlap_the_validation_rows_are_the_same_for_every_seed():
+    a, b = (_make(seed=s, validation_overlap=True) for s in (1, 2))
+    np.testing.assert_array_equal(a.validation, b.validation)
+    assert not np.array_equal(a.labeled, b.labeled)
+    first = [np.flatnonzero(c == UNEVEN)[:13] for c in range(3)]
+    extra = np.flatnonzero(UNEVEN == 0)[13:14]
+    np.testing.assert_array_equal(a.validation, np.sort(np.concatenate([*first, extra])))
+
+
+def test_rows_of_unknown_label_are_unlabeled_only():
+    labels = np.where(np.arange(len(UNEVEN)) % 3 == 0, -1, UNEVEN)
+    for overlap in (False, True):
+        split = _make(labels, validation_overlap=overlap)
+        assert labels[split.labeled].min() >= 0 and labels[split.validation].min() >= 0
+        assert np.isin(np.flatnonzero(labels < 0), split.unlabeled).all()
+    assert "unknown" in splits.describe(split, labels, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    "kwargs, says",
+    [
+        ({"labeled": 2}, "2 labeled.*3 classes.*labeled class with no example"),
+        ({"num_classes": 4}, "class 3, which has only 0: a labeled class with no example"),
+        ({"labeled": 270, "validation": 0}, "90 of class 2, which has only 83"),
+        ({"labeled": 10, "validation": 300}, "10 labeled and 300 validation.*303"),
+        ({"labeled": 10, "validation": 304, "validation_overlap": True}, "304 validation.*303"),
+    ],
+)
+def test_a_split_that_the_data_cannot_give_is_refused_with_the_numbers(kwargs, says):
+    with pytest.raises(config.ConfigError, match=says):
+        _make(**kwargs)
+
+
+def test_describe_counts_classes_per_role_and_overlaps():
+    split = _make(unlabeled_includes_labeled=True)
+    lines = splits.describe(split, UNEVEN, ["cat", "dog", "ox"]).splitlines()
+    for c, name in enumerate(["cat", "dog", "ox"]):
+        expected = [np.count_nonzero(UNEVEN[getattr(split, r)] == c) for r in splits.ROLES]
+        assert lines[c + 1].split() == [name, *map(str, expected)]
+    assert lines[4].split() == ["total", "10", "40", str(len(UNEVEN) - 40)]
+    assert "labeled and unlabeled 10" in lines[5] and "labeled and validation 0" in lines[5]
+
+
+def _manifest(seed=1, change=None, **flags):
+    inputs = np.arange(len(UNEVEN) * 2, dtype=np.float32).reshape(-1, 2)
+    labels = UNEVEN.astype(np.int32)
+    if change == "inputs":
+        inputs[5, 1] += 1
+    if change == "labels":
+        labels[5] = (labels[5] + 1) % 3
+    source = sources.Source("mine", inputs, labels, inputs[:9], labels[:9], ["a", "b", "c"], False)
+    split = _make(labels, seed=seed, **flags)
+    return splits.manifest(split, sources.DatasetName("mine", seed, 10, 40), source), split
+
+
+def test_a_manifest_survives_the_disk_and_leaves_no_other_file(tmp_path):
+    contents, split = _manifest()
+    path = tmp_path / "run" / "split.json"
+    splits.write(contents, path)
+    splits.write(contents, path)
+    assert os.listdir(path.parent) == ["split.json"]
+    back = splits.read(path)
+    assert back == contents
+    assert back["dataset"] == "mine.1@10-40" and back["seed"] == 1 and len(back["sha256"]) == 64
+    np.testing.assert_array_equal(back["unlabeled"], split.unlabeled)
+    splits.check(back, _manifest()[0])
+
+
+def test_a_failed_write_keeps_the_old_manifest(tmp_path):
+    path = tmp_path / "split.json"
+    splits.write(_manifest()[0], path)
+    with pytest.raises(TypeError):
+        splits.write({"labeled": object()}, path)
+    assert splits.read(path) == _manifest()[0]
+    assert os.listdir(tmp_path) == ["split.json"]
+
+
+@pytest.mark.parametrize(
+    "kwargs, says",
+    [
+        ({"seed": 2}, "dataset was 'mine.1@10-40' and is now 'mine.2@10-40'"),
+        ({"unlabeled_includes_labeled": True}, "unlabeled_includes_labeled was False"),
+        ({"validation_overlap": True}, "validation_overlap was False and is now True"),
+        ({"change": "inputs"}, "the inputs of the data have changed"),
+        ({"change": "labels"}, "the labels of the data have changed"),
+    ],
+)
+def test_a_resume_with_another_split_is_refused_and_told_what_differs(kwargs, says):
+    old, new = _manifest()[0], _manifest(**kwargs)[0]
+    assert old["sha256"] != new["sha256"]
+    with pytest.raises(config.ConfigError, match=says):
+        splits.check(old, new)
+
+
+def test_other_ids_under_the_same_name_are_refused():
+    old = _manifest()[0]
+    with pytest.raises(config.ConfigError, match="other examples are validation"):
+        splits.check(old, {**old, "validation": old["validation"][1:]})
+
+
+def test_a_missing_damaged_or_edited_manifest_is_refused(tmp_path):
+    path = tmp_path / "split.json"
+    with pytest.raises(config.ConfigError, match="no split manifest at .*split.json"):
+        splits.read(path)
+    path.write_text("{")
+    with pytest.raises(config.ConfigError, match="not valid JSON"):
+        splits.read(path)
+    path.write_text(json.dumps({**_manifest()[0], "seed": 3}))
+    with pytest.raises(config.ConfigError, match="sha256"):
+        splits.read(path)
