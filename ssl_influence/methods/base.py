@@ -1,0 +1,188 @@
+"""What every SSL base algorithm shares: its interface, the joint forward pass and per-row losses.
+
+A method turns a batch into losses that keep their batch axis. With a_l, c_r and lambda_r the
+coefficients of labeled rows, of unlabeled rows, and the example weights, the objective is
+
+    L(theta) = sum_l a_l ell_S(l) + sum_r c_r lambda_id(r) ell_U(r) + 1/2 sum_v l2_v |theta_v|^2
+
+(the paper's eq. semi, averaged over the batch). The caller multiplies by lambda and reduces, once.
+Losses are computed in float32 at least: half-precision outputs of a model are cast first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from ssl_influence import head_rows
+
+Forward = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
+
+
+class MethodOutput(NamedTuple):
+    """The losses of one batch, row by row. With K views of each example R = K B_u.
+
+    Attributes:
+      supervised: ell_S, [B_l].
+      supervised_coefficient: a_l, [B_l].
+      unsupervised: ell_U(r), [R], unmasked and without lambda.
+      unsupervised_coefficient: c_r = w m_r / R, [R]: all that multiplies ell_U(r) but lambda.
+      example_id: whose lambda multiplies row r, [R] int64.
+      labeled_head: the labeled rows as the classifier head sees them.
+      unlabeled_head: the unlabeled rows likewise, of the view that carries the gradient.
+      metrics: float32 scalars by name, see `labeled_metrics` and `unlabeled_metrics`.
+    """
+
+    supervised: tf.Tensor
+    supervised_coefficient: tf.Tensor
+    unsupervised: tf.Tensor
+    unsupervised_coefficient: tf.Tensor
+    example_id: tf.Tensor
+    labeled_head: head_rows.HeadRows
+    unlabeled_head: head_rows.HeadRows
+    metrics: dict[str, tf.Tensor]
+
+
+class Method(Protocol):
+    """An SSL base algorithm.
+
+    `views` names the augmented views that it reads of unlabeled examples. `forward` is the model
+    in training mode, from inputs to (features [B, D], logits [B, C]); a method may call it again.
+    """
+
+    views: tuple[str, ...]
+
+    def __call__(
+        self, forward: Forward, batch: Mapping[str, Any], step: int | tf.Tensor
+    ) -> MethodOutput: ...
+
+
+class HeadOutput(NamedTuple):
+    """The head's input and output for some rows: features [R, D] and logits [R, C]."""
+
+    features: tf.Tensor
+    logits: tf.Tensor
+
+
+class RowLoss(NamedTuple):
+    """A loss [R] and the same rows as the head sees them."""
+
+    loss: tf.Tensor
+    head: head_rows.HeadRows
+
+
+def joint_forward(forward: Forward, *parts: Any) -> tuple[HeadOutput, ...]:
+    """One forward pass over all `parts`, concatenated, and its outputs split again.
+
+    BatchNorm thus normalizes labeled rows and every view by statistics of all of them, as in the
+    published codes of UDA and FixMatch. Parts are tensors, or nests of tensors of one structure.
+    """
+    sizes = [_rows(tf.nest.flatten(part)[0]) for part in parts]
+    inputs = tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *parts)
+    features, logits = (_at_least_float32(output) for output in forward(inputs))
+    return tuple(map(HeadOutput, tf.split(features, sizes), tf.split(logits, sizes)))
+
+
+def sparse_cross_entropy(output: HeadOutput, label: tf.Tensor) -> RowLoss:
+    """ell = -log p[label], p = softmax(logits), for labels [R] in 0..C-1; g = p - onehot(label)."""
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, output.logits)
+    return RowLoss(loss, _rows_with_target(output, one_hot(label, output.logits)))
+
+
+def cross_entropy(output: HeadOutput, target: tf.Tensor) -> RowLoss:
+    """ell = -sum_c q_c log p_c for a constant target q [R, C], its rows summing to 1; g = p - q."""
+    target = tf.stop_gradient(target)
+    loss = -tf.reduce_sum(target * tf.nn.log_softmax(output.logits), -1)
+    return RowLoss(loss, _rows_with_target(output, target))
+
+
+def kl_divergence(output: HeadOutput, target: tf.Tensor) -> RowLoss:
+    """ell = KL(q || p) for a constant target q [R, C], its rows summing to 1; g = p - q."""
+    target = tf.stop_gradient(target)
+    log_p = tf.nn.log_softmax(output.logits)
+    loss = tf.reduce_sum(tf.math.xlogy(target, target) - target * log_p, -1)
+    return RowLoss(loss, _rows_with_target(output, target))
+
+
+def one_hot(label: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """One-hot rows [R, C] of labels [R], with the classes and dtype of the logits `like` [R, C]."""
+    return tf.one_hot(label, _columns(like), dtype=like.dtype)
+
+
+def mean_coefficient(rows: tf.Tensor) -> tf.Tensor:
+    """a_l = 1 / B_l for each of the rows [B_l]: the plain mean."""
+    return tf.ones_like(rows) / _count(rows)
+
+
+def masked_coefficient(weight: float | tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """c_r = w m_r / R for a mask [R]; R is K B_u where there are K views of each example."""
+    return tf.stop_gradient(tf.cast(weight, mask.dtype) * mask / _count(mask))
+
+
+def labeled_metrics(
+    output: HeadOutput, label: tf.Tensor, loss: tf.Tensor, coefficient: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Metrics of the labeled rows.
+
+    loss_supervised: sum_l a_l ell_S(l).
+    train_accuracy: share of labeled rows whose most probable class is their label.
+    """
+    correct = tf.cast(predicted_class(output) == tf.cast(label, tf.int64), tf.float32)
+    return {
+        "loss_supervised": tf.cast(tf.reduce_sum(coefficient * loss), tf.float32),
+        "train_accuracy": tf.reduce_mean(correct),
+    }
+
+
+def unlabeled_metrics(
+    prediction: tf.Tensor, label: tf.Tensor, mask: tf.Tensor, loss: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Metrics of the unlabeled rows, which no loss depends on.
+
+    mask_rate: mean of the mask.
+    pseudo_label_accuracy: share of right predictions among the rows that the mask lets count and
+      whose truth is known; 0 if there is no such row.
+    loss_unsupervised: mean of m_r ell_U(r) over all rows, without w and lambda.
+
+    Args:
+      prediction: class that each row was assigned, [R] int.
+      label: the truth, [R] int, negative where unknown.
+      mask: m_r, [R] float.
+      loss: ell_U(r), [R].
+    """
+    prediction, label = tf.cast(prediction, tf.int64), tf.cast(label, tf.int64)
+    judged = tf.cast(mask, tf.float32) * tf.cast(label >= 0, tf.float32)
+    correct = judged * tf.cast(prediction == label, tf.float32)
+    return {
+        "mask_rate": tf.cast(tf.reduce_mean(mask), tf.float32),
+        "pseudo_label_accuracy": tf.math.divide_no_nan(
+            tf.reduce_sum(correct), tf.reduce_sum(judged)
+        ),
+        "loss_unsupervised": tf.cast(tf.reduce_mean(mask * loss), tf.float32),
+    }
+
+
+def predicted_class(output: HeadOutput) -> tf.Tensor:
+    """The most probable class of each row, [R] int64; the lowest where several tie."""
+    return tf.argmax(output.logits, -1)
+
+
+def _rows_with_target(output: HeadOutput, target: tf.Tensor) -> head_rows.HeadRows:
+    gradient = tf.stop_gradient(tf.nn.softmax(output.logits) - target)
+    return head_rows.HeadRows(output.features, output.logits, gradient)
+
+
+def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+
+
+def _rows(tensor: tf.Tensor) -> int | tf.Tensor:
+    return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
+
+
+def _columns(tensor: tf.Tensor) -> int | tf.Tensor:
+    return tf.shape(tensor)[-1] if tensor.shape[-1] is None else tensor.shape[-1]
+
+
+def _count(rows: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.size(rows), rows.dtype)
