@@ -117,7 +117,14 @@ _TABLE = (
         "schedule",
         "optimizer",
         "schedule",
-        "cosine: learning rate times cos(7 pi / 16 * step / train_steps), as FixMatch; or constant.",
+        "cosine: learning rate times cos(7 pi / 16 * progress), as FixMatch; half_cosine: down to "
+        "0.4% of it, as UDA; or constant.",
+    ),
+    (
+        "learning_rate_warmup_steps",
+        "optimizer",
+        "warmup_steps",
+        "Steps over which the learning rate grows from 0.",
     ),
     ("momentum", "optimizer", "momentum", "Momentum of sgd."),
     (

@@ -138,7 +138,7 @@ def _claim(model_dir: pathlib.Path, built: Run, program: str) -> None:
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
         metrics.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
-        splits.write(manifest, built.manifest)
+        splits.write(built.manifest, manifest)
     except OSError as error:
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} cannot be written ({error.strerror}): name a directory that can."

@@ -15,7 +15,7 @@ WEIGHT_BATCHES = ("fused", "fresh")
 INFLUENCE_PARAMS = ("last_layer",)
 INVERSE_HESSIANS = ("exact", "cg")
 OPTIMIZERS = ("sgd", "adam")
-SCHEDULES = ("cosine", "constant")
+SCHEDULES = ("cosine", "half_cosine", "constant")
 MODELS = ("wide_resnet", "mlp")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
@@ -176,7 +176,10 @@ class OptimizerConfig:
     Attributes:
       name: "sgd" (Nesterov momentum) or "adam".
       learning_rate: alpha, before the schedule.
-      schedule: "cosine" is alpha cos(7 pi / 16 * step / train_steps) (FixMatch); "constant" is alpha.
+      schedule: after the warm-up, with p from 0 to 1 over the steps left: "cosine" is alpha cos(7 pi p
+        / 16) (FixMatch); "half_cosine" is alpha (1 + cos(pi p)) / 2, plus 0.4% of alpha as its floor
+        (UDA's image code); "constant" is alpha.
+      warmup_steps: over these the learning rate grows linearly from 0.
       momentum: of SGD.
       weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
       decayed_variables: "kernels" (FixMatch) or "all" trainable variables (UDA's image code).
@@ -187,6 +190,7 @@ class OptimizerConfig:
     name: str = "sgd"
     learning_rate: float = 0.03
     schedule: str = "cosine"
+    warmup_steps: int = 0
     momentum: float = 0.9
     weight_decay: float = 5e-4
     decayed_variables: str = "kernels"
@@ -197,6 +201,7 @@ class OptimizerConfig:
         _one_of("optimizer", self.name, OPTIMIZERS)
         _positive("learning_rate", self.learning_rate)
         _one_of("schedule", self.schedule, SCHEDULES)
+        _at_least("learning_rate_warmup_steps", self.warmup_steps, 0)
         _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
         _at_least("weight_decay", self.weight_decay, 0)
         _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)

@@ -31,28 +31,49 @@ Batch = Mapping[str, Any]
 
 
 @keras.utils.register_keras_serializable("ssl_influence")
-class CosineSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """alpha cos(7 pi / 16 * step / steps), FixMatch section 2.4: from alpha down to about alpha / 5."""
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then one of the schedules that `config.OptimizerConfig` describes.
 
-    def __init__(self, learning_rate: float, steps: int):
+    Args:
+      name: "cosine", "half_cosine" or "constant".
+      learning_rate: alpha.
+      steps: of the whole run.
+      warmup_steps: of those, the ones over which the rate grows from 0.
+    """
+
+    def __init__(self, name: str, learning_rate: float, steps: int, warmup_steps: int = 0):
+        self.name = name
         self.learning_rate = learning_rate
         self.steps = steps
+        self.warmup_steps = warmup_steps
 
     def __call__(self, step):
-        progress = tf.minimum(tf.cast(step, tf.float32) / self.steps, 1.0)
-        return self.learning_rate * tf.cos(7.0 * math.pi / 16.0 * progress)
+        step = tf.cast(step, tf.float32)
+        p = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
+        p = tf.clip_by_value(p, 0.0, 1.0)
+        factor = {
+            "cosine": lambda: tf.cos(7.0 * math.pi / 16.0 * p),
+            "half_cosine": lambda: 0.004 + 0.996 * 0.5 * (1.0 + tf.cos(math.pi * p)),
+            "constant": lambda: tf.ones_like(p),
+        }[self.name]()
+        if self.warmup_steps:
+            factor = tf.where(step < self.warmup_steps, step / self.warmup_steps, factor)
+        return self.learning_rate * factor
 
     def get_config(self):
-        return {"learning_rate": self.learning_rate, "steps": self.steps}
+        return {
+            "name": self.name,
+            "learning_rate": self.learning_rate,
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+        }
 
 
 def make_optimizer(
     config: config_lib.OptimizerConfig, train_steps: int
 ) -> keras.optimizers.Optimizer:
     """The theta optimizer. Weight decay is no part of it: it is coupled, inside the objective."""
-    rate = config.learning_rate
-    if config.schedule == "cosine":
-        rate = CosineSchedule(rate, train_steps)
+    rate = Schedule(config.schedule, config.learning_rate, train_steps, config.warmup_steps)
     if config.name == "adam":
         return keras.optimizers.Adam(rate, jit_compile=False)
     return keras.optimizers.SGD(rate, momentum=config.momentum, nesterov=True, jit_compile=False)

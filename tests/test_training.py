@@ -1,0 +1,325 @@
+"""The bilevel step against a computation by hand, and the loop's promises."""
+
+import csv
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from ssl_influence import config as config_lib, metrics, training
+from ssl_influence.influence import weight_gradients
+from ssl_influence.methods import pseudo_label, uda
+
+SIZE, DIM, CLASSES = 60, 4, 3
+
+
+def make_model(batch_norm=False, dtype=None):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input([DIM], dtype=dtype)
+    x = keras.layers.Dense(5, activation="tanh")(inputs)
+    if batch_norm:
+        x = keras.layers.BatchNormalization()(x)
+    return keras.Model(inputs, [x, keras.layers.Dense(CLASSES, name="head")(x)])
+
+
+def make_config(**concerns):
+    base = config_lib.Config().replace(
+        optimizer={"learning_rate": 0.1, "schedule": "constant", "weight_decay": 0.01},
+        weights={"inner_steps": 2, "damping": 0.1, "learning_rate": 0.05},
+        train={
+            "train_steps": 12,
+            "log_every": 4,
+            "eval_every": 4,
+            "checkpoint_every": 4,
+        },
+    )
+    return base.replace(**concerns)
+
+
+def make_trainer(config=None, model=None, method=None):
+    config = config or make_config()
+    return training.BilevelTrainer(
+        model or make_model(),
+        method or pseudo_label.PseudoLabel(confidence=0.0),
+        training.make_example_weights(config.weights, SIZE),
+        config,
+    )
+
+
+class ToyPipeline:
+    """Random vectors; a batch is a function of the step, as the real pipeline's is."""
+
+    def __init__(self, seed=0, poison_step=None):
+        self._seed, self._poison_step = seed, poison_step
+
+    def train_batch(self, step, stream=0):
+        random = np.random.RandomState(self._seed * 1000 + 2 * step + stream)
+        weak = random.randn(8, DIM).astype(np.float32)
+        if step == self._poison_step:
+            weak[3, 1] = np.inf
+        return {
+            "labeled": {
+                "inputs": tf.constant(random.randn(6, DIM), tf.float32),
+                "label": tf.constant(random.randint(CLASSES, size=6), tf.int32),
+                "example_id": tf.constant(random.randint(SIZE, size=6), tf.int64),
+            },
+            "unlabeled": {
+                "weak": tf.constant(weak),
+                "strong": tf.constant(weak + 0.1),
+                "label": tf.constant(random.randint(CLASSES, size=8), tf.int32),
+                "example_id": tf.constant(random.choice(SIZE, 8, replace=False), tf.int64),
+            },
+        }
+
+    def fresh_batch(self, step):
+        return self.train_batch(step, stream=1)
+
+    def validation_batch(self, step):
+        random = np.random.RandomState(7)
+        return {
+            "inputs": tf.constant(random.randn(9, DIM), tf.float32),
+            "label": tf.constant(random.randint(CLASSES, size=9), tf.int32),
+        }
+
+    def train_dataset(self, start, stop):
+        return (self.train_batch(step) for step in range(start, stop))
+
+    def evaluation_batches(self, role, batch_size):
+        return [{**self.validation_batch(0), "mask": tf.ones([9], tf.bool)}]
+
+
+def values(variables):
+    return [np.array(v) for v in variables]
+
+
+def expected_gradient(trainer, batch, validation):
+    """The weight gradient from a forward pass of its own."""
+
+    def forward(inputs):
+        return trainer.model(inputs, training=False)
+
+    output = trainer.method(forward, batch, 0)
+    features, logits = forward(validation["inputs"])
+    gradient, _ = weight_gradients.last_layer(
+        output.labeled_head,
+        output.supervised_coefficient,
+        output.unlabeled_head,
+        output.unsupervised_coefficient,
+        trainer.example_weights.lookup(output.example_id),
+        features,
+        logits,
+        validation["label"],
+        l2=0.01,
+        l2_bias=0.0,
+        damping=0.1,
+    )
+    return output.example_id.numpy(), gradient.numpy()
+
+
+def test_theta_step_descends_the_written_objective():
+    config = make_config(optimizer={"momentum": 0.0})
+    trainer, batch = make_trainer(config), ToyPipeline().train_batch(3)
+    lam = np.random.RandomState(1).uniform(0, 2, SIZE).astype(np.float32)
+    trainer.example_weights.variable.assign(lam)
+    variables = trainer.model.trainable_variables
+    before = values(variables)
+    with tf.GradientTape() as tape:
+        _, labeled = trainer.model(batch["labeled"]["inputs"])
+        _, unlabeled = trainer.model(batch["unlabeled"]["weak"])
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+        loss = tf.reduce_mean(entropy(batch["labeled"]["label"], labeled))
+        weight = tf.gather(lam, batch["unlabeled"]["example_id"])
+        loss += tf.reduce_mean(weight * entropy(tf.argmax(unlabeled, 1), unlabeled))
+        kernels = [v for v in variables if "kernel" in v.name]
+        loss += 0.01 * sum(tf.nn.l2_loss(v) for v in kernels)
+    gradients = tape.gradient(loss, variables)
+    reported = trainer.theta_step(batch)
+    for new, old, gradient in zip(values(variables), before, gradients, strict=True):
+        np.testing.assert_allclose(new, old - 0.1 * gradient, atol=1e-6)
+    terms = ("supervised", "unsupervised", "l2")
+    total = sum(float(reported[f"train/loss_{term}"]) for term in terms)
+    assert total == pytest.approx(float(loss), rel=1e-5)
+    assert float(reported["train/gradient_norm"]) == pytest.approx(
+        float(tf.linalg.global_norm(gradients)), rel=1e-5
+    )
+
+
+def test_bilevel_step_moves_the_batch_weights_first_and_theta_with_them():
+    pipeline = ToyPipeline()
+    batch, validation = pipeline.train_batch(0), pipeline.validation_batch(0)
+    fused, by_hand = make_trainer(), make_trainer()
+    ids, gradient = expected_gradient(by_hand, batch, validation)
+    assert np.all(gradient != 0)
+    fused.bilevel_step(batch, validation)
+    lam = np.ones(SIZE, np.float32)
+    lam[ids] -= 0.05 * np.sign(gradient)  # the first step of an Adam has size eta
+    np.testing.assert_allclose(fused.example_weights.values(), lam, atol=1e-4)
+    by_hand.example_weights.variable.assign(fused.example_weights.values())
+    by_hand.theta_step(batch)
+    for a, b in zip(values(fused.model.variables), values(by_hand.model.variables), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+
+
+def test_weight_step_alone_leaves_theta_and_statistics():
+    pipeline = ToyPipeline()
+    for mode in ("inference", "batch"):
+        config = make_config(weights={"validation_batch_norm": mode})
+        trainer = make_trainer(config, make_model(batch_norm=True))
+        before = values(trainer.model.variables)
+        trainer.weight_step(pipeline.fresh_batch(0), pipeline.validation_batch(0))
+        for new, old in zip(values(trainer.model.variables), before, strict=True):
+            np.testing.assert_array_equal(new, old)
+        assert np.count_nonzero(trainer.example_weights.values() != 1) == 8
+        assert int(trainer.step) == 0
+
+
+def test_validation_batch_norm_changes_what_the_weights_see():
+    pipeline, gradients = ToyPipeline(), []
+    for mode in ("inference", "batch"):
+        config = make_config(weights={"validation_batch_norm": mode})
+        trainer = make_trainer(config, make_model(batch_norm=True))
+        reported = trainer.weight_step(pipeline.fresh_batch(0), pipeline.validation_batch(0))
+        gradients.append(float(reported["weights/validation_loss"]))
+    assert gradients[0] != gradients[1]
+
+
+@pytest.mark.parametrize(
+    "warmup, inner, expected", [(0, 3, [3, 6, 9]), (4, 2, [6, 8, 10]), (2, 100, [])]
+)
+def test_weight_steps_come_every_inner_steps_after_the_warmup(warmup, inner, expected):
+    config = config_lib.WeightConfig(warmup_steps=warmup, inner_steps=inner)
+    assert [k for k in range(12) if training.weight_step_due(k, config)] == expected
+    fixed = config_lib.WeightConfig(weighting="fixed", inner_steps=1)
+    assert not any(training.weight_step_due(k, fixed) for k in range(12))
+
+
+@pytest.mark.parametrize("batch", ["fused", "fresh"])
+@pytest.mark.parametrize("weighting", ["per_example", "single", "fixed"])
+def test_loop_trains_with_each_weighting(tmp_path, weighting, batch):
+    config = make_config(weights={"weighting": weighting, "batch": batch})
+    trainer = make_trainer(config)
+    assert training.train(trainer, ToyPipeline(), tmp_path, config.train) == 12
+    weights = trainer.example_weights.values()
+    distinct = {"fixed": 1, "single": 1}.get(weighting)
+    assert len(np.unique(weights)) == distinct if distinct else len(np.unique(weights)) > 5
+    assert (weighting == "fixed") == (weights[0] == 1.0 and len(np.unique(weights)) == 1)
+    rows = metrics.read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [4, 8, 12]
+    assert ("weights/validation_loss" in rows[-1]) == (weighting != "fixed")
+    with (tmp_path / "weights" / "weights-12.csv").open() as file:
+        table = list(csv.DictReader(file))
+    np.testing.assert_array_equal([np.float32(row["weight"]) for row in table], weights)
+    assert [int(row["example_id"]) for row in table] == list(range(SIZE))
+
+
+def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    config = make_config()
+    whole, asked = make_trainer(config), []
+    training.train(whole, ToyPipeline(), tmp_path / "whole", config.train)
+    stopping = make_trainer(config)
+    step = training.train(
+        stopping,
+        ToyPipeline(),
+        tmp_path / "parts",
+        config.train,
+        should_stop=lambda: asked.append(0) or len(asked) == 7,
+    )
+    assert step == 7
+    resumed = make_trainer(config)
+    assert training.train(resumed, ToyPipeline(), tmp_path / "parts", config.train) == 12
+    for name, part in whole.state().items():
+        a, b = (s[name] for s in (whole.state(), resumed.state()))
+        if isinstance(part, tf.Variable):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+            continue
+        held = [values(x.variables() if callable(x.variables) else x.variables) for x in (a, b)]
+        for x, y in zip(*held, strict=True):
+            np.testing.assert_array_equal(x, y)
+    rows = [metrics.read_metrics(tmp_path / run / "metrics.jsonl") for run in ("whole", "parts")]
+    for a, b in zip(*rows, strict=True):
+        assert {**a, "wall_s": 0} == {**b, "wall_s": 0}
+
+
+def test_non_finite_term_stops_and_keeps_the_last_checkpoint(tmp_path):
+    config = make_config(train={"log_every": 1})
+    with pytest.raises(
+        metrics.NonFiniteError, match=r"train/loss_unsupervised is \S+ at step 7:.*learning_rate"
+    ):
+        training.train(make_trainer(config), ToyPipeline(poison_step=6), tmp_path, config.train)
+    assert tf.train.latest_checkpoint(str(tmp_path / "checkpoints")).endswith("ckpt-4")
+    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints"))
+    for name, shape in reader.get_variable_to_shape_map().items():
+        tensor = reader.get_tensor(name)
+        if getattr(tensor, "dtype", None) == np.float32 and shape:
+            assert np.all(np.isfinite(tensor)), name
+
+
+def test_singular_system_skips_the_weight_step_and_counts_it(tmp_path, caplog):
+    config = make_config(
+        weights={"damping": 0.0}, optimizer={"weight_decay": 0.0}, train={"train_steps": 4}
+    )
+    model = make_model()
+    # Features that are all zero leave the system singular beyond the common shift of the classes.
+    model.layers[1].set_weights([np.zeros([DIM, 5]), np.zeros([5])])
+    model.layers[1].trainable = False
+    trainer = make_trainer(config, model)
+    with caplog.at_level("WARNING", logger="ssl_influence"):
+        training.train(trainer, ToyPipeline(), tmp_path, config.train)
+    assert int(trainer.skipped_weight_steps) == 1
+    assert np.all(trainer.example_weights.values() == 1)
+    assert "1 weight steps were skipped" in caplog.text
+    assert metrics.read_metrics(tmp_path / "metrics.jsonl")[-1]["weights/skipped_steps"] == 1
+
+
+def test_model_whose_logits_are_not_head_of_features_is_refused():
+    inputs = keras.Input([DIM])
+    x = keras.layers.Dense(5)(inputs)
+    head = keras.layers.Dense(CLASSES, name="head")
+    wrong = keras.Model(inputs, [x, head(2 * x + 1)])
+    with pytest.raises(config_lib.ConfigError, match="'head' applied to its features"):
+        make_trainer(model=wrong).theta_step(ToyPipeline().train_batch(0))
+    no_dense = keras.Model(inputs, [inputs, keras.layers.Activation("relu")(inputs)])
+    with pytest.raises(config_lib.ConfigError, match="no Dense layer"):
+        make_trainer(model=no_dense)
+
+
+def test_compiled_steps_agree_with_plain_ones():
+    pipeline, results = ToyPipeline(), []
+    for compiled in (False, True):
+        config = make_config(train={"jit_compile": compiled})
+        method = uda.UDA(num_classes=CLASSES, train_steps=12, confidence=0.3)
+        trainer = make_trainer(config, make_model(batch_norm=True), method)
+        for step in range(3):
+            trainer.bilevel_step(pipeline.train_batch(step), pipeline.validation_batch(step))
+        results.append(values(trainer.model.variables) + [trainer.example_weights.values()])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_average_follows_what_the_settings_name():
+    trainable = make_trainer(model=make_model(batch_norm=True))
+    everything = make_trainer(
+        make_config(optimizer={"ema_variables": "all"}), make_model(batch_norm=True)
+    )
+    assert len(trainable.ema.shadow) == len(trainable.model.trainable_variables)
+    assert len(everything.ema.shadow) == len(everything.model.variables)
+    kernel = trainable.model.trainable_variables[0]
+    before = kernel.numpy()
+    trainable.theta_step(ToyPipeline().train_batch(0))
+    expected = 0.999 * before + 0.001 * kernel.numpy()
+    np.testing.assert_allclose(trainable.ema.shadow[0], expected, atol=1e-6)
+    now = kernel.numpy()
+    with trainable.ema.swapped():
+        np.testing.assert_array_equal(kernel, trainable.ema.shadow[0])
+    np.testing.assert_array_equal(kernel, now)
+
+
+def test_schedules_hit_their_published_values():
+    at = lambda name, step, warmup=0: float(training.Schedule(name, 0.03, 100, warmup)(step))
+    assert at("cosine", 0) == pytest.approx(0.03)
+    assert at("cosine", 100) == pytest.approx(0.03 * np.cos(7 * np.pi / 16))
+    assert at("half_cosine", 60, 20) == pytest.approx(0.03 * (0.004 + 0.996 / 2), rel=1e-5)
+    assert at("half_cosine", 100, 20) == pytest.approx(0.03 * 0.004, rel=1e-4)
+    assert at("half_cosine", 5, 20) == pytest.approx(0.03 / 4)
+    assert at("constant", 77) == pytest.approx(0.03)
