@@ -54,7 +54,8 @@ class Method(Protocol):
 
     def __call__(
         self, forward: Forward, batch: Mapping[str, Any], step: int | tf.Tensor
-    ) -> MethodOutput: ...
+    ) -> MethodOutput:
+        """The losses of a batch at a step, counted from 0."""
 
 
 class HeadOutput(NamedTuple):
@@ -84,20 +85,20 @@ def joint_forward(forward: Forward, *parts: Any) -> tuple[HeadOutput, ...]:
 
 
 def sparse_cross_entropy(output: HeadOutput, label: tf.Tensor) -> RowLoss:
-    """ell = -log p[label], p = softmax(logits), for labels [R] in 0..C-1; g = p - onehot(label)."""
+    """Cross-entropy -log p[label] for labels [R] in 0..C-1, p = softmax(logits); g = p - onehot."""
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, output.logits)
     return RowLoss(loss, _rows_with_target(output, one_hot(label, output.logits)))
 
 
 def cross_entropy(output: HeadOutput, target: tf.Tensor) -> RowLoss:
-    """ell = -sum_c q_c log p_c for a constant target q [R, C], its rows summing to 1; g = p - q."""
+    """Cross-entropy -sum_c q_c log p_c to a constant q [R, C] whose rows sum to 1; g = p - q."""
     target = tf.stop_gradient(target)
     loss = -tf.reduce_sum(target * tf.nn.log_softmax(output.logits), -1)
     return RowLoss(loss, _rows_with_target(output, target))
 
 
 def kl_divergence(output: HeadOutput, target: tf.Tensor) -> RowLoss:
-    """ell = KL(q || p) for a constant target q [R, C], its rows summing to 1; g = p - q."""
+    """Divergence KL(q || p) from a constant target q [R, C] whose rows sum to 1; g = p - q."""
     target = tf.stop_gradient(target)
     log_p = tf.nn.log_softmax(output.logits)
     loss = tf.reduce_sum(tf.math.xlogy(target, target) - target * log_p, -1)

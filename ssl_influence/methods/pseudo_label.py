@@ -34,7 +34,7 @@ class PseudoLabel:
         coefficient = base.mean_coefficient(supervised)
 
         pseudo_label = base.predicted_class(on_weak)
-        highest = tf.stop_gradient(tf.reduce_max(tf.nn.softmax(on_weak.logits), -1))
+        highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
         mask = tf.cast(highest >= self.confidence, highest.dtype)
         unsupervised, unlabeled_head = base.sparse_cross_entropy(on_weak, pseudo_label)
         return base.MethodOutput(

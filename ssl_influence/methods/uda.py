@@ -97,11 +97,10 @@ class UDA:
             coefficient = kept / tf.maximum(tf.reduce_sum(kept), 1.0)
             annealing_metrics = {"tsa_kept_rate": tf.cast(tf.reduce_mean(kept), tf.float32)}
 
-        weak_logits = tf.stop_gradient(on_weak.logits)
-        highest = tf.reduce_max(tf.nn.softmax(weak_logits), -1)
+        highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
         mask = tf.cast(highest > self.confidence, highest.dtype)
         unsupervised, unlabeled_head = base.kl_divergence(
-            on_strong, sharpen(weak_logits, self.temperature)
+            on_strong, sharpen(on_weak.logits, self.temperature)
         )
         return base.MethodOutput(
             supervised=supervised,

@@ -27,9 +27,11 @@ def build(
       hidden_units: width of each hidden layer; the last one is D.
 
     Returns:
-      A model from float inputs [B, *input_shape] to `[features [B, D], logits [B, C]]`, both
-      float32 under any mixed-precision policy. The layer that gives the logits is named "head".
+      A model from float inputs [B, *input_shape] to `[features [B, D], logits [B, C]]`, both in
+      the variables' precision: float32, under a mixed-precision policy too. The layer that gives
+      the logits is named "head".
     """
+    precision = keras.mixed_precision.global_policy().variable_dtype
     stream = seeds.initializer_seeds(seed)
 
     def dense(units: int, **kwargs) -> layers.Layer:
@@ -40,6 +42,6 @@ def build(
     x = layers.Flatten(name="flatten")(inputs) if len(input_shape) > 1 else inputs
     for index, units in enumerate(hidden_units):
         x = dense(units, activation="relu", name=f"hidden_{index}")(x)
-    features = layers.Activation("linear", dtype="float32", name="features")(x)
-    logits = dense(num_classes, dtype="float32", name="head")(features)
+    features = layers.Activation("linear", dtype=precision, name="features")(x)
+    logits = dense(num_classes, dtype=precision, name="head")(features)
     return keras.Model(inputs, [features, logits], name="mlp")

@@ -47,8 +47,8 @@ def build(
 
     Returns:
       A model from float images [B, height, width, channels] to `[features [B, D], logits [B, C]]`,
-      with D = 4 filters width, both float32 under any mixed-precision policy. The layer that gives
-      the logits is named "head".
+      with D = 4 filters width, both in the variables' precision: float32, under a mixed-precision
+      policy too. The layer that gives the logits is named "head".
 
     Raises:
       ConfigError: for a depth, width, number of filters or input shape that makes no such network.
@@ -65,6 +65,7 @@ def build(
             f"A Wide-ResNet takes images, not inputs of shape {tuple(input_shape)}: "
             "give (height, width, channels), or use model=mlp."
         )
+    precision = keras.mixed_precision.global_policy().variable_dtype
     stream = seeds.initializer_seeds(seed)
 
     def convolution(x, channels: int, size: int, stride: int, name: str):
@@ -101,11 +102,11 @@ def build(
                 name=f"stage{stage}_block{index}",
             )
     x = activation(x, "final")
-    features = layers.GlobalAveragePooling2D(dtype="float32", name="features")(x)
+    features = layers.GlobalAveragePooling2D(dtype=precision, name="features")(x)
     logits = layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.GlorotNormal(seed=next(stream)),
-        dtype="float32",
+        dtype=precision,
         name="head",
     )(features)
     return keras.Model(inputs, [features, logits], name=f"wide_resnet_{depth}_{width}")

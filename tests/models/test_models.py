@@ -192,15 +192,22 @@ def test_inference_leaves_moving_statistics_alone_and_training_moves_them():
 
 
 @pytest.mark.parametrize("model_config", [SMALL, config.ModelConfig(name="mlp")])
-def test_features_and_logits_are_float32_under_mixed_precision(model_config):
-    policy = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+@pytest.mark.parametrize(
+    "policy,inside,outside",
+    [("mixed_bfloat16", "bfloat16", tf.float32), ("float64", "float64", tf.float64)],
+)
+def test_features_and_logits_have_the_precision_of_the_variables(
+    model_config, policy, inside, outside
+):
+    previous = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(policy)
     try:
         model = registry.build(model_config, (8, 8, 1), 3, 0)
     finally:
-        keras.mixed_precision.set_global_policy(policy)
-    assert [output.dtype for output in model(images(2, 8, 8, 1))] == [tf.float32, tf.float32]
-    assert model.layers[2].compute_dtype == "bfloat16"
+        keras.mixed_precision.set_global_policy(previous)
+    assert [output.dtype for output in model(images(2, 8, 8, 1))] == [outside, outside]
+    assert model.layers[2].compute_dtype == inside
+    assert all(variable.dtype == outside for variable in model.variables)
 
 
 @pytest.mark.parametrize("model_config", [SMALL, config.ModelConfig(name="mlp")])
