@@ -1,0 +1,229 @@
+"""M(asked)-Adam, the paper's optimizer for the example weights (Algorithm A1).
+
+`m_adam_update` is the mathematics in the paper's symbols, without state. `MAdam` keeps the state as
+a Keras optimizer. Both move only the coordinates that have a gradient; everything that belongs to
+another coordinate stays bit-identical. Sparse updates cost what the batch costs, whatever the number
+of examples.
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+import tf_keras as keras
+
+from ssl_influence import config
+
+BIAS_CORRECTIONS = ("per_example", "global")
+
+
+class MAdamState(NamedTuple):
+    """Lambda and its statistics: `lam`, `m`, `v` [...] and the step count `t` ([...] or scalar)."""
+
+    lam: tf.Tensor
+    m: tf.Tensor
+    v: tf.Tensor
+    t: tf.Tensor
+
+
+def m_adam_update(
+    lam: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    t: tf.Tensor,
+    g: tf.Tensor,
+    *,
+    learning_rate: float | tf.Tensor = 0.01,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-8,
+    bias_correction: str = "per_example",
+) -> MAdamState:
+    """One step of Algorithm A1 with the mask M = 1[g != 0].
+
+    Args:
+      lam: Lambda, any shape and floating dtype, which the others share.
+      m: running average of g.
+      v: running average of g * g.
+      t: steps taken so far, any numeric dtype. "per_example": the shape of lam. "global": a scalar.
+      g: the gradient.
+      learning_rate: alpha.
+      beta_1: decay rate of m, in [0, 1).
+      beta_2: decay rate of v, in [0, 1).
+      epsilon: added to sqrt(v-hat).
+      bias_correction: "per_example" advances t with the mask, which makes every coordinate an Adam
+        of its own; "global" advances it at each call, as the algorithm is printed.
+
+    Returns:
+      The new `MAdamState`. Where g is 0, its lam, m, v (and a per-example t) are the old, bit for bit.
+    """
+    lam = tf.convert_to_tensor(lam)
+    m, v, g = (tf.convert_to_tensor(x, lam.dtype) for x in (m, v, g))
+    t = tf.convert_to_tensor(t)
+    _check_choice(bias_correction)
+    mask = tf.not_equal(g, 0)
+    t_new = t + (tf.cast(mask, t.dtype) if bias_correction == "per_example" else tf.ones_like(t))
+    m_new = m + (beta_1 - 1) * m + (1 - beta_1) * g
+    v_new = v + (beta_2 - 1) * v + (1 - beta_2) * g * g
+    # A masked coordinate may still be at t = 0; its (discarded) step must not divide by zero.
+    steps = tf.cast(tf.maximum(t_new, tf.ones_like(t_new)), lam.dtype)
+    m_hat = m_new / _one_minus_power(beta_1, steps)
+    v_hat = v_new / _one_minus_power(beta_2, steps)
+    if tf.is_tensor(learning_rate):  # a cast of a Python float would pass through float32
+        learning_rate = tf.cast(learning_rate, lam.dtype)
+    lam_new = lam - learning_rate * m_hat / (tf.sqrt(v_hat) + epsilon)
+    return MAdamState(
+        tf.where(mask, lam_new, lam), tf.where(mask, m_new, m), tf.where(mask, v_new, v), t_new
+    )
+
+
+def _one_minus_power(beta: float, steps: tf.Tensor) -> tf.Tensor:
+    # 1 - beta**t the plain way keeps only four digits of 1 - 0.999 in float32.
+    if beta == 0:
+        return tf.ones_like(steps)
+    return -tf.math.expm1(steps * tf.constant(math.log(beta), steps.dtype))
+
+
+def sum_duplicates(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Sums the rows that share an id, with static shapes and in an order of its own.
+
+    Rows are sorted by (id, value), so the sums are bit-identical under any permutation of the rows.
+    On a GPU that needs `tf.config.experimental.enable_op_determinism` (segment sums use atomics).
+
+    Args:
+      ids: integer [R].
+      values: [R, ...].
+
+    Returns:
+      ids sorted [R]; totals [R, ...], where every row of one id holds the sum over that id; first
+      [R], True at the first row of each id. Scattering all rows is safe: repeated rows are equal.
+    """
+    ids, values = tf.convert_to_tensor(ids), tf.convert_to_tensor(values)
+    shape = tf.shape(values)
+    rows = shape[0]
+    columns = tf.transpose(tf.reshape(values, [rows, tf.reduce_prod(shape[1:])]))
+    by_value = tf.argsort(columns, stable=True)
+    by_id = tf.argsort(tf.gather(ids, by_value), stable=True)
+    order = tf.gather(by_value, by_id, batch_dims=1)
+    ordered = tf.transpose(tf.gather(columns, order, batch_dims=1))
+    ids = tf.sort(ids)
+    first = tf.concat([tf.ones_like(ids[:1], tf.bool), tf.not_equal(ids[1:], ids[:-1])], axis=0)
+    segments = tf.cumsum(tf.cast(first, tf.int32)) - 1
+    totals = tf.gather(tf.math.unsorted_segment_sum(ordered, segments, rows), segments)
+    totals = tf.ensure_shape(tf.reshape(totals, shape), values.shape)
+    return ids, totals, first
+
+
+@keras.utils.register_keras_serializable(package="ssl_influence")
+class MAdam(keras.optimizers.Optimizer):
+    """M-Adam as a Keras optimizer, with slots m, v and (if "per_example") t beside each variable.
+
+    A dense gradient is masked by 1[g != 0]. For `tf.IndexedSlices` the named rows are summed over
+    duplicates and then masked; no others are read or written. Both run under `jit_compile=True`.
+
+    Args:
+      learning_rate: alpha, a number or a Keras schedule.
+      beta_1, beta_2: decay rates in [0, 1).
+      epsilon: added to sqrt(v-hat).
+      bias_correction: "per_example" counts t per coordinate, so that a first touch moves it by
+        learning_rate at any age of its neighbors; "global" counts calls (Algorithm A1 as printed).
+      name: of the optimizer.
+      **kwargs: those of `keras.optimizers.Optimizer`.
+
+    The slot t has the variable's dtype: in float32 it counts exactly to 2**24.
+
+    Raises:
+      ConfigError: for a hyperparameter out of range.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.01,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        bias_correction: str = "per_example",
+        name: str = "MAdam",
+        **kwargs,
+    ):
+        _check_choice(bias_correction)
+        for label, value in (("beta_1", beta_1), ("beta_2", beta_2)):
+            if not 0 <= value < 1:
+                raise config.ConfigError(f"{label}={value} is out of range: it must lie in [0, 1).")
+        if not epsilon > 0:
+            raise config.ConfigError(f"epsilon={epsilon} is out of range: it must be above 0.")
+        # The Keras default of 0 would still read and write every row for a decay of nothing.
+        super().__init__(name=name, **{"weight_decay": None, **kwargs})
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.bias_correction = bias_correction
+
+    def build(self, var_list):
+        """Creates the slots; a second call does nothing."""
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+        self._built = True
+        slots = ("m", "v", "t") if self.bias_correction == "per_example" else ("m", "v")
+        self._slots = {
+            slot: [self.add_variable_from_reference(v, variable_name=slot) for v in var_list]
+            for slot in slots
+        }
+
+    def slot(self, variable: tf.Variable, name: str) -> tf.Variable:
+        """The slot "m", "v" or "t" of a variable this optimizer was built on."""
+        return self._slots[name][self._index_dict[self._var_key(variable)]]
+
+    def update_step(self, gradient, variable):
+        """Applies `m_adam_update` to the coordinates (or rows) that `gradient` names."""
+        targets = [variable] + [self.slot(variable, name) for name in self._slots]
+        if isinstance(gradient, tf.IndexedSlices):
+            ids, g, _ = sum_duplicates(gradient.indices, gradient.values)
+            new = self._updated([tf.gather(target, ids) for target in targets], g)
+            for target, value in zip(targets, new, strict=True):
+                target.scatter_update(tf.IndexedSlices(value, ids))
+        else:
+            new = self._updated([tf.convert_to_tensor(target) for target in targets], gradient)
+            for target, value in zip(targets, new, strict=True):
+                target.assign(value)
+
+    def _updated(self, old, g):
+        lam, m, v = old[:3]
+        new = m_adam_update(
+            lam,
+            m,
+            v,
+            old[3] if self.bias_correction == "per_example" else self.iterations,
+            g,
+            learning_rate=self.learning_rate,
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            bias_correction=self.bias_correction,
+        )
+        return new[: len(old)]
+
+    def _deduplicate_sparse_grad(self, grads):
+        # Keras sums duplicates with tf.unique, in the order of the rows and with shapes that XLA
+        # cannot compile; update_step does it instead.
+        return grads
+
+    def get_config(self):
+        """Hyperparameters from which `from_config` makes an equal optimizer."""
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "bias_correction": self.bias_correction,
+        }
+
+
+def _check_choice(bias_correction: str) -> None:
+    if bias_correction not in BIAS_CORRECTIONS:
+        raise config.ConfigError(
+            f"bias_correction={bias_correction!r} is not one of {', '.join(BIAS_CORRECTIONS)}."
+        )

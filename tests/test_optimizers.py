@@ -1,0 +1,235 @@
+"""M-Adam against plain NumPy Adams, eager, in graph and compiled."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from ssl_influence import config, optimizers
+
+RUNNERS = {
+    "eager": lambda fn: fn,
+    "graph": tf.function,
+    "compiled": lambda fn: tf.function(fn, jit_compile=True),
+}
+
+
+class ScalarAdam:
+    """Adam on one number, float64, from Kingma and Ba's Algorithm 1."""
+
+    def __init__(self, value, learning_rate=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-8):
+        self.value, self.m, self.v, self.t = value, 0.0, 0.0, 0
+        self.settings = learning_rate, beta_1, beta_2, epsilon
+
+    def step(self, g):
+        learning_rate, beta_1, beta_2, epsilon = self.settings
+        self.t += 1
+        self.m = beta_1 * self.m + (1 - beta_1) * g
+        self.v = beta_2 * self.v + (1 - beta_2) * g * g
+        m_hat = self.m / (1 - beta_1**self.t)
+        v_hat = self.v / (1 - beta_2**self.t)
+        self.value -= learning_rate * m_hat / (np.sqrt(v_hat) + epsilon)
+
+
+def zeros_state(lam):
+    lam = tf.constant(lam, tf.float64)
+    return optimizers.MAdamState(lam, *(tf.zeros_like(lam) for _ in range(3)))
+
+
+def build(initial, dtype=tf.float64, **settings):
+    variable = tf.Variable(tf.constant(initial, dtype))
+    optimizer = optimizers.MAdam(**settings)
+    optimizer.build([variable])
+    return variable, optimizer
+
+
+def state_of(variable, optimizer):
+    return [variable.numpy(), *(optimizer.slot(variable, s).numpy() for s in optimizer._slots)]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    "gradients, expected", [((1, -2, 0.5), 0.9950279419673822), ((1,) * 5, 0.95 + 5e-10)]
+)
+def test_pure_update_gives_the_known_values(runner, gradients, expected):
+    update = RUNNERS[runner](lambda state, g: optimizers.m_adam_update(*state, g))
+    state = zeros_state([1.0])
+    for g in gradients:
+        state = update(state, tf.constant([g], tf.float64))
+    assert abs(state.lam.numpy()[0] - expected) < 1e-14
+    assert state.t.numpy()[0] == len(gradients)
+
+
+def test_pure_update_leaves_masked_coordinates_alone():
+    rng = np.random.default_rng(0)
+    old = optimizers.MAdamState(*(tf.constant(rng.random(4)) for _ in range(3)), tf.range(4))
+    new = optimizers.m_adam_update(*old, tf.constant([0.0, 1.0, 0.0, -1.0], tf.float64))
+    for before, after in zip(old, new, strict=True):
+        np.testing.assert_array_equal(after.numpy()[[0, 2]], before.numpy()[[0, 2]])
+        assert np.all(after.numpy()[[1, 3]] != before.numpy()[[1, 3]])
+
+
+def test_global_bias_correction_counts_every_step():
+    state = optimizers.MAdamState(*(tf.constant([x, x], tf.float64) for x in (1.0, 0, 0)), 0)
+    for g in ([1.0, 0.0], [0.0, 2.0]):
+        state = optimizers.m_adam_update(
+            *state, tf.constant(g, tf.float64), bias_correction="global"
+        )
+    m_hat, v_hat = 0.1 * 2 / (1 - 0.9**2), 0.001 * 4 / (1 - 0.999**2)
+    assert state.t.numpy() == 2
+    np.testing.assert_allclose(
+        state.lam.numpy(), [0.99, 1 - 0.01 * m_hat / np.sqrt(v_hat)], atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("beta_1", [0.0, 0.9])
+def test_float32_bias_correction_keeps_its_digits(beta_1):
+    state = [tf.constant([x]) for x in (0.0, 0.0, 0.0, 0.0)]
+    new = optimizers.m_adam_update(*state, tf.constant([1.0]), beta_1=beta_1)
+    assert abs(new.lam.numpy()[0] + 0.01) < 2e-9
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_equals_independent_scalar_adams(runner, sparse):
+    rng = np.random.default_rng(1)
+    size, rows = 12, 6
+    initial = rng.random(size)
+    references = [ScalarAdam(x) for x in initial]
+    variable, optimizer = build(initial)
+
+    @RUNNERS[runner]
+    def apply(ids, g):
+        if sparse:
+            gradient = tf.IndexedSlices(g, ids)
+        else:
+            gradient = tf.math.unsorted_segment_sum(g, ids, size)
+        optimizer.apply_gradients([(gradient, variable)])
+
+    for _ in range(30):
+        ids = rng.integers(0, size, rows)
+        g = rng.normal(size=rows) * (rng.random(rows) < 0.7)
+        apply(tf.constant(ids), tf.constant(g))
+        for i in set(ids):
+            if g[ids == i].sum() != 0:
+                references[i].step(g[ids == i].sum())
+    np.testing.assert_allclose(variable.numpy(), [r.value for r in references], atol=1e-9)
+    np.testing.assert_array_equal(optimizer.slot(variable, "t").numpy(), [r.t for r in references])
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("bias_correction", optimizers.BIAS_CORRECTIONS)
+def test_untouched_rows_stay_bit_identical(runner, bias_correction):
+    variable, optimizer = build([0.3, 0.7, 0.1], tf.float32, bias_correction=bias_correction)
+
+    @RUNNERS[runner]
+    def apply(ids, g):
+        optimizer.apply_gradients([(tf.IndexedSlices(g, ids), variable)])
+
+    apply(tf.constant([0, 1, 2]), tf.constant([0.3, -0.7, 0.2]))
+    before = state_of(variable, optimizer)
+    apply(tf.constant([1, 1, 0]), tf.constant([0.4, 0.1, 0.0]))
+    for old, new in zip(before, state_of(variable, optimizer), strict=True):
+        np.testing.assert_array_equal(new[[0, 2]], old[[0, 2]])
+        assert new[1] != old[1]
+
+
+def test_first_touch_moves_by_the_learning_rate_at_any_age_of_the_neighbors():
+    variable, optimizer = build([1.0, 1.0, 1.0])
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.constant([2.0], tf.float64), [0]), variable)])
+    for _ in range(99):
+        g = tf.IndexedSlices(tf.constant([1.0], tf.float64), tf.constant([1]))
+        optimizer.apply_gradients([(g, variable)])
+    assert abs(variable.numpy()[0] - 0.99) < 1e-9
+    g = tf.IndexedSlices(tf.constant([-5.0], tf.float64), tf.constant([2]))
+    optimizer.apply_gradients([(g, variable)])
+    assert abs(variable.numpy()[2] - 1.01) < 1e-9
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_row_order_does_not_change_a_bit(runner):
+    rng = np.random.default_rng(2)
+    ids = rng.integers(0, 5, 40)
+    g = (rng.normal(size=40) * 10.0 ** rng.integers(-6, 6, 40)).astype(np.float32)
+    results = []
+    for order in [np.arange(40), *(rng.permutation(40) for _ in range(5))]:
+        variable, optimizer = build(np.linspace(0, 1, 5), tf.float32)
+
+        @RUNNERS[runner]
+        def apply(ids, g, variable=variable, optimizer=optimizer):
+            optimizer.apply_gradients([(tf.IndexedSlices(g, ids), variable)])
+
+        apply(tf.constant(ids[order]), tf.constant(g[order]))
+        results.append(state_of(variable, optimizer))
+    for result in results[1:]:
+        for first, other in zip(results[0], result, strict=True):
+            np.testing.assert_array_equal(first, other)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_duplicates_are_summed_row_by_row(runner):
+    rng = np.random.default_rng(3)
+    ids, values = np.array([7, 2, 7, 9, 2, 7]), rng.normal(size=(6, 2, 3))
+    found, totals, first = RUNNERS[runner](optimizers.sum_duplicates)(
+        tf.constant(ids), tf.constant(values)
+    )
+    np.testing.assert_array_equal(found, np.sort(ids))
+    np.testing.assert_array_equal(first, [True, False, True, False, False, True])
+    for i, total in zip(found.numpy(), totals.numpy(), strict=True):
+        np.testing.assert_allclose(total, values[ids == i].sum(0), atol=1e-14)
+
+
+def test_no_rows_change_nothing():
+    variable, optimizer = build([0.5, 0.25])
+    empty = tf.IndexedSlices(tf.zeros([0], tf.float64), tf.zeros([0], tf.int64))
+    optimizer.apply_gradients([(empty, variable)])
+    np.testing.assert_array_equal(variable.numpy(), [0.5, 0.25])
+
+
+def test_serialization_keeps_every_hyperparameter():
+    settings = dict(
+        learning_rate=0.03, beta_1=0.8, beta_2=0.95, epsilon=1e-6, bias_correction="global"
+    )
+    copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizers.MAdam(**settings)))
+    assert isinstance(copy, optimizers.MAdam)
+    assert copy.get_config() == optimizers.MAdam(**settings).get_config()
+    assert copy.beta_2 == 0.95 and copy.bias_correction == "global"
+
+
+def test_a_schedule_sets_the_step():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.01])
+    variable, optimizer = build([1.0], learning_rate=schedule)
+    for expected in (0.9, 0.89):
+        optimizer.apply_gradients([(tf.ones([1], tf.float64), variable)])
+        assert abs(variable.numpy()[0] - expected) < 1e-8
+
+
+def test_checkpoint_restores_the_trajectory_bit_for_bit(tmp_path):
+    rng = np.random.default_rng(4)
+    schedule = [
+        tf.IndexedSlices(
+            tf.constant(rng.normal(size=3), tf.float32), tf.constant(rng.integers(0, 6, 3))
+        )
+        for _ in range(8)
+    ]
+    variable, optimizer = build([1.0] * 6, tf.float32)
+    for i, g in enumerate(schedule):
+        if i == 4:
+            path = tf.train.Checkpoint(v=variable, o=optimizer).write(str(tmp_path / "ckpt"))
+        optimizer.apply_gradients([(g, variable)])
+    other, resumed = build([0.0] * 6, tf.float32)
+    tf.train.Checkpoint(v=other, o=resumed).read(path).assert_consumed()
+    for g in schedule[4:]:
+        resumed.apply_gradients([(g, other)])
+    for a, b in zip(state_of(variable, optimizer), state_of(other, resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert resumed.iterations.numpy() == optimizer.iterations.numpy() == 8
+
+
+@pytest.mark.parametrize(
+    "settings", [{"beta_1": 1.0}, {"beta_2": -0.1}, {"epsilon": 0.0}, {"bias_correction": "none"}]
+)
+def test_bad_hyperparameters_are_named(settings):
+    (name,) = settings
+    with pytest.raises(config.ConfigError, match=name):
+        optimizers.MAdam(**settings)
