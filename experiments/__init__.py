@@ -2,5 +2,6 @@
 
 import os
 
-# TensorFlow reads this when it is imported, which launch.py does: keep its start-up notes off stderr.
+# TensorFlow reads this when it is imported, which launch.py does: keep its start-up notes off
+# stderr.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

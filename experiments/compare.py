@@ -1,6 +1,7 @@
 """Supervised, fixed and per-example weights on images, on the same split, seed and settings.
 
-    python -m experiments.compare --flagfile=experiments/flagfiles/quickstart.flags --model_dir=/tmp/digits
+    python -m experiments.compare --flagfile=experiments/flagfiles/quickstart.flags
+    --model_dir=/tmp/digits
 
 Each row is a run of its own under --model_dir and prints its last test error, raw and averaged.
 """

@@ -21,7 +21,9 @@ ROWS = {
 def define_flags(defaults: dict) -> None:
     """The shared flags, --model_dir and --rows."""
     shared_flags.define(defaults)
-    flags.DEFINE_string("model_dir", None, "Directory of the comparison; each row has a folder in it.")
+    flags.DEFINE_string(
+        "model_dir", None, "Directory of the comparison; each row has a folder in it."
+    )
     flags.mark_flag_as_required("model_dir")
     flags.DEFINE_list(
         "rows", ["supervised", "fixed", "per_example"], f"Rows to train, of {', '.join(ROWS)}."

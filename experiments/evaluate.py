@@ -2,10 +2,11 @@
 
     python -m experiments.evaluate --model_dir=/tmp/run
 
-Writes eval/results.jsonl (a line for each checkpoint and split) and eval/summary.json (last, best and
-medians of the last 1, 10, 20 and 50 checkpoints) beside the checkpoints, for the weights themselves
-(raw) and their moving average (ema), and prints a table. Report the last or a median: "best" is chosen
-on the very examples it is measured on. The run's own settings are read from its flags.txt.
+Writes eval/results.jsonl (a line for each checkpoint and split) and eval/summary.json (last, best
+and medians of the last 1, 10, 20 and 50 checkpoints) beside the checkpoints, for the weights
+themselves (raw) and their moving average (ema), and prints a table. Report the last or a median:
+"best" is chosen on the very examples it is measured on. The run's own settings are
+read from its flags.txt.
 """
 
 import pathlib
@@ -18,7 +19,9 @@ from ssl_influence.data import splits
 from ssl_influence.reporting import tables
 
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where TFDS datasets are now, if they were moved.")
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Where TFDS datasets are now, if they were moved."
+)
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", training.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
 )

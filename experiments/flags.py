@@ -1,10 +1,9 @@
 """The flags that all experiments share, and their way to and from `ssl_influence.config.Config`.
 
-One table row a flag: its name, the concern and field of the config it fills, and its description. Types,
-defaults and allowed values come from the config itself.
+One table row a flag: its name, the concern and field of the config it fills, and its description.
+Types, defaults and allowed values come from the config itself.
 """
 
-import dataclasses
 import pathlib
 import types
 import typing
@@ -42,7 +41,12 @@ _TABLE = (
         "Dataset and split, name.seed@labels-validation: digits.1@60-200, two_moons.1@10-30, "
         "cifar10.1@250-1024, svhn_cropped.1@250-1024, ... A bare name takes its usual split.",
     ),
-    ("data_dir", "data", "data_dir", "Where TFDS datasets are or get prepared (default: TFDS's own)."),
+    (
+        "data_dir",
+        "data",
+        "data_dir",
+        "Where TFDS datasets are or get prepared (default: TFDS's own).",
+    ),
     (
         "unlabeled_includes_labeled",
         "data",
@@ -78,7 +82,12 @@ _TABLE = (
         "probability",
         "Chance that a drawn RandAugment operation is applied.",
     ),
-    ("cutout", "augment", "cutout", "Side of the cutout square, as a fraction of the image height."),
+    (
+        "cutout",
+        "augment",
+        "cutout",
+        "Side of the cutout square, as a fraction of the image height.",
+    ),
     (
         "normalization",
         "augment",
@@ -112,7 +121,12 @@ _TABLE = (
     ),
     ("tsa", "method", "tsa", "UDA's training signal annealing of the labeled loss."),
     ("optimizer", "optimizer", "name", "Optimizer of the network; sgd has Nesterov momentum."),
-    ("learning_rate", "optimizer", "learning_rate", "Learning rate of the network, before schedule."),
+    (
+        "learning_rate",
+        "optimizer",
+        "learning_rate",
+        "Learning rate of the network, before schedule.",
+    ),
     (
         "schedule",
         "optimizer",
@@ -145,8 +159,8 @@ _TABLE = (
         "weighting",
         "weights",
         "weighting",
-        "per_example: each unlabeled example has its own learned weight; single: one learned weight "
-        "for all; fixed: all keep --weight_init.",
+        "per_example: each unlabeled example has its own learned weight; single: one learned "
+        "weight for all; fixed: all keep --weight_init.",
     ),
     ("weight_init", "weights", "initial", "Example weight at the start."),
     ("weight_lr", "weights", "learning_rate", "Step size of the example weights (M-Adam)."),
@@ -158,7 +172,12 @@ _TABLE = (
         "warmup_steps",
         "Steps before example weights start to move.",
     ),
-    ("inner_steps", "weights", "inner_steps", "Network steps from one weight step to the next (N)."),
+    (
+        "inner_steps",
+        "weights",
+        "inner_steps",
+        "Network steps from one weight step to the next (N).",
+    ),
     (
         "weight_batch",
         "weights",
@@ -327,14 +346,3 @@ def _parse_units(name: str, value: list[str]) -> tuple[int, ...]:
         raise config_lib.ConfigError(
             f"{name}={','.join(value)} is not a list of whole numbers such as 100,100."
         ) from error
-
-
-def _covers_config() -> bool:
-    """Whether each field of the config has exactly one flag; a test holds it to that."""
-    table = sorted((concern, field) for _, concern, field, _ in _TABLE)
-    config = config_lib.Config()
-    return table == sorted(
-        (concern.name, field.name)
-        for concern in dataclasses.fields(config)
-        for field in dataclasses.fields(getattr(config, concern.name))
-    )

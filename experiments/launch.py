@@ -1,4 +1,4 @@
-"""What every binary does around the library: build from a config, guard the run directory, train."""
+"""What the binaries share around the library: build from a config, guard the run, train."""
 
 import dataclasses
 import os
@@ -115,7 +115,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
 def evaluate(
     built: Run, model_dir: str | os.PathLike, batch_size: int = training.EVALUATION_BATCH_SIZE
 ) -> dict[str, dict]:
-    """Evaluates every checkpoint of `model_dir` on test and validation; see evaluation.evaluate_run."""
+    """Evaluates every checkpoint on test and validation, see evaluation.evaluate_run."""
     batches = {
         split: built.pipeline.evaluation_batches(split, batch_size)
         for split in ("test", "validation")
@@ -141,13 +141,13 @@ def _claim(model_dir: pathlib.Path, built: Run, program: str) -> None:
         splits.write(built.manifest, manifest)
     except OSError as error:
         raise config_lib.ConfigError(
-            f"--model_dir={model_dir} cannot be written ({error.strerror}): name a directory that can."
+            f"--model_dir={model_dir} cannot be written ({error.strerror}): name another."
         ) from error
 
 
 @contextmanager
 def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Within the context SIGTERM and SIGINT only note that a stop is wanted; a second SIGINT kills."""
+    """Within the context SIGTERM and SIGINT only ask for a stop; a second SIGINT kills."""
     received = []
 
     def note(number, frame):

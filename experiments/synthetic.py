@@ -2,9 +2,10 @@
 
     python -m experiments.synthetic --dataset=two_moons --model_dir=/tmp/moons
 
-10 labeled, 30 validation and 1,000 unlabeled points, pseudo-labels, two hidden layers of 100 ReLU, Adam.
-Trains supervised, fixed and per-example weights on the same points and prints their test errors (under
-a minute on two cores).
+10 labeled, 30 validation and 1,000 unlabeled points, pseudo-labels, two hidden layers of 100 ReLU,
+Adam.
+Trains supervised, fixed and per-example weights on the same points and prints their test errors
+(under a minute on two cores).
 """
 
 from experiments import comparison, launch

@@ -1,6 +1,7 @@
 """Semi-supervised learning with one learned weight for each unlabeled example.
 
-The public names below are imported on first use, so `import ssl_influence` itself loads no TensorFlow.
+The public names below are imported on first use, so `import ssl_influence` itself loads no
+TensorFlow.
 """
 
 import importlib

@@ -27,7 +27,7 @@ class ExponentialMovingAverage(tf.Module):
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Within the context the variables hold the averages; on leaving, their own values again."""
+        """Within the context the variables hold the averages, after it their own values."""
         own = [variable.numpy() for variable in self._variables]
         for shadow, variable in zip(self.shadow, self._variables, strict=True):
             variable.assign(shadow)

@@ -13,15 +13,15 @@ from ssl_influence import metrics
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that does not hold exactly what the run needs. One line: the file and the cause."""
+    """A checkpoint that does not hold just what the run needs. One line: file and cause."""
 
 
 class Checkpointer:
     """Saves and restores every trackable object of a run under `directory`/ckpt-<step>.
 
-    Writing is safe against a kill at any moment: TensorFlow writes the tensors under temporary names,
-    moves them into place, and only then points the `checkpoint` file at them; an older checkpoint is
-    deleted after that.
+    Writing is safe against a kill at any moment: TensorFlow writes the tensors under temporary
+    names, moves them into place, and only then points the `checkpoint` file at them; an older
+    checkpoint is deleted after that.
 
     Args:
       directory: where checkpoints lie; made on the first save.
@@ -39,7 +39,8 @@ class Checkpointer:
         """Restores the newest checkpoint, all of it; False where there is none.
 
         Raises:
-          CheckpointError: it is unreadable, lacks state the run needs, or holds state it does not know.
+          CheckpointError: it is unreadable, lacks state the run needs, or holds state it does not
+          know.
         """
         path = tf.train.latest_checkpoint(str(self._directory))
         if path is None:
@@ -49,8 +50,8 @@ class Checkpointer:
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             cause = str(error).strip().splitlines()[0]
             raise CheckpointError(
-                f"{path} does not fit this run ({cause}): it was written by other settings or another "
-                "version; use a new --model_dir."
+                f"{path} does not fit this run ({cause}): it was written by other settings or "
+                "another version; use a new --model_dir."
             ) from error
         return True
 
@@ -64,7 +65,7 @@ class Checkpointer:
 
 
 def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:
-    """step -> path prefix of the checkpoints under `directory`, by ascending step."""
+    """Step -> path prefix of the checkpoints under `directory`, by ascending step."""
     state = tf.train.get_checkpoint_state(str(directory))
     paths = state.all_model_checkpoint_paths if state else []
     found = {step_of(path): path for path in paths if tf.io.gfile.exists(path + ".index")}

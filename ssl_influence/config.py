@@ -1,8 +1,9 @@
 """Settings of a run as frozen dataclasses, one per concern, validated where they are built.
 
-Nothing here imports TensorFlow or absl: binaries turn flags into these, the library reads only these.
-A value that cannot work raises `ConfigError`, whose message is one line that names the value and the
-remedy; binaries print it and exit.
+Nothing here imports TensorFlow or absl: binaries turn flags into these, the library reads only
+these.
+A value that cannot work raises `ConfigError`, whose message is one line that names the value and
+the remedy; binaries print it and exit.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ VALIDATION_BATCH_NORMS = ("inference", "batch")
 
 
 class ConfigError(ValueError):
-    """A setting, or a combination of settings, that cannot work. One line: the value and the remedy."""
+    """A setting or combination that cannot work. One line: the value and the remedy."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -61,12 +62,14 @@ class DataConfig:
     """Which examples play which role, and how many of each are in a batch.
 
     Attributes:
-      dataset: `name.seed@labels-validation`, for example `cifar10.1@250-1024`; a bare name takes the
-        source's own default ending.
+      dataset: `name.seed@labels-validation`, for example `cifar10.1@250-1024`; a bare name takes
+        the source's own default ending.
       data_dir: where prepared datasets are (None: the reader's own default).
-      unlabeled_includes_labeled: the unlabeled role also holds the labeled examples (as in FixMatch).
+      unlabeled_includes_labeled: the unlabeled role also holds the labeled examples (as in
+        FixMatch).
       validation_overlap: labeled examples may also be validation examples (as in FixMatch).
-      labeled_batch_size, unlabeled_batch_size, validation_batch_size: B_l, B_u and B_v, in examples.
+      labeled_batch_size, unlabeled_batch_size, validation_batch_size: B_l, B_u and B_v, in
+        examples.
     """
 
     dataset: str = "digits.1@60-200"
@@ -91,7 +94,8 @@ class AugmentConfig:
       shift: largest reflect-padded shift of the weak view in pixels; None is 1/8 of the height.
       operations: operations drawn per image for the strong view (RandAugment), 0 for none.
       probability: chance that a drawn operation is applied.
-      cutout: side of the square that closes the strong view, as a fraction of the height; 0 for none.
+      cutout: side of the square that closes the strong view, as a fraction of the height; 0 for
+        none.
       normalization: "scale" maps [0, 255] to [-1, 1]; "standardize" subtracts the training mean and
         divides by the standard deviation, channel by channel.
     """
@@ -139,7 +143,7 @@ class ModelConfig:
             )
         _require(
             0 <= self.batch_norm_momentum < 1,
-            f"batch_norm_momentum={self.batch_norm_momentum} is out of range: it must lie in [0, 1).",
+            f"batch_norm_momentum={self.batch_norm_momentum} must lie in [0, 1).",
         )
 
 
@@ -149,7 +153,8 @@ class MethodConfig:
 
     Attributes:
       name: one of METHODS. "supervised" trains on the labeled examples alone.
-      confidence: tau, an unlabeled example takes part once its highest predicted probability passes it.
+      confidence: tau, an unlabeled example takes part once its highest predicted probability passes
+        it.
       temperature: T, the target is sharpened to softmax(log p / T); 1 leaves it.
       unsupervised_weight: w, the weight of the unlabeled loss beside the example weights.
       tsa: training signal annealing of the labeled loss (UDA section 2.4).
@@ -176,9 +181,9 @@ class OptimizerConfig:
     Attributes:
       name: "sgd" (Nesterov momentum) or "adam".
       learning_rate: alpha, before the schedule.
-      schedule: after the warm-up, with p from 0 to 1 over the steps left: "cosine" is alpha cos(7 pi p
-        / 16) (FixMatch); "half_cosine" is alpha (1 + cos(pi p)) / 2, plus 0.4% of alpha as its floor
-        (UDA's image code); "constant" is alpha.
+      schedule: after the warm-up, with p from 0 to 1 over the steps left: "cosine" is alpha cos(7
+        pi p / 16) (FixMatch); "half_cosine" is alpha (1 + cos(pi p)) / 2, plus 0.4% of alpha as its
+        floor (UDA's image code); "constant" is alpha.
       warmup_steps: over these the learning rate grows linearly from 0.
       momentum: of SGD.
       weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
@@ -217,7 +222,8 @@ class WeightConfig:
       weighting: "per_example", "single" (one shared lambda) or "fixed" (never moves).
       initial: lambda at the start.
       learning_rate: eta of M-Adam.
-      minimum, maximum: lambda is projected to this range after each update (maximum None: no bound).
+      minimum, maximum: lambda is projected to this range after each update (maximum None: no
+        bound).
       warmup_steps: theta steps before the first weight step.
       inner_steps: N, theta steps from one weight step to the next.
       batch: "fused" takes the batch of the current theta step, before that step; "fresh" draws
@@ -270,7 +276,7 @@ class WeightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The outer loop: length, seed, and how often it logs, evaluates and saves. All counts are steps."""
+    """The outer loop: length, seed, and intervals. All counts are in steps."""
 
     train_steps: int = 1000
     seed: int = 1

@@ -1,4 +1,4 @@
-"""Error rates of a model and of its moving average, for one model or for every checkpoint of a run."""
+"""Error rates of a model and of its moving average, for one model or a run's checkpoints."""
 
 import json
 import os
@@ -29,7 +29,9 @@ class Evaluator:
         _, logits = self._model(batch["inputs"], training=False)
         wrong = tf.argmax(logits, 1, tf.int32) != tf.cast(batch["label"], tf.int32)
         mask = batch["mask"]
-        return tf.reduce_sum(tf.cast(wrong & mask, tf.int32)), tf.reduce_sum(tf.cast(mask, tf.int32))
+        return tf.reduce_sum(tf.cast(wrong & mask, tf.int32)), tf.reduce_sum(
+            tf.cast(mask, tf.int32)
+        )
 
     def error(self, batches: Iterable[Mapping[str, tf.Tensor]]) -> tuple[float, int]:
         """The error rate in percent and the number of examples it was counted over."""
@@ -61,7 +63,8 @@ def evaluate_run(
     splits: Mapping[str, Iterable[Mapping[str, tf.Tensor]]],
     model_dir: str | os.PathLike,
 ) -> dict[str, dict]:
-    """Evaluates every checkpoint under `model_dir` and writes eval/results.jsonl and eval/summary.json.
+    """Evaluates every checkpoint under `model_dir` and writes eval/results.jsonl and
+    eval/summary.json.
 
     Only the model and its average are restored. Both files are replaced whole, so they speak of the
     checkpoints that exist now.

@@ -11,7 +11,8 @@ class HeadRows(NamedTuple):
     Attributes:
       features: x_r, the head's input, [R, D], of the view that carries the gradient.
       logits: [R, C], of the same view.
-      gradient: g_r = d ell_r / d logits_r, [R, C], of the row's own loss: no weight, mask or average.
+      gradient: g_r = d ell_r / d logits_r, [R, C], of the row's own loss: no weight, mask or
+      average.
     """
 
     features: tf.Tensor

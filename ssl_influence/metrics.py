@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class NonFiniteError(FloatingPointError):
-    """A term of the objective became NaN or infinite. One line: the term, its value and the step."""
+    """A term of the objective is NaN or infinite. One line: the term, its value, the step."""
 
 
 class MetricWindow(tf.train.experimental.PythonState):
@@ -49,9 +49,11 @@ class MetricWindow(tf.train.experimental.PythonState):
         return means
 
     def serialize(self) -> str:
+        """What a checkpoint stores."""
         return json.dumps(self._sums, sort_keys=True)
 
     def deserialize(self, string_value: str | bytes) -> None:
+        """Takes the state that `serialize` gave."""
         self._sums = json.loads(string_value)
 
 
@@ -77,7 +79,8 @@ class MetricsWriter:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
-    """The rows of a metrics.jsonl; none where the file is missing. A last line cut short is left out.
+    """The rows of a metrics.jsonl; none where the file is missing. A last line cut short is left
+    out.
 
     Raises:
       ValueError: a line other than the last is not JSON, naming file and line.

@@ -48,6 +48,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
 
     def __call__(self, step):
+        """The learning rate at a step, counted from 0."""
         step = tf.cast(step, tf.float32)
         p = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
         p = tf.clip_by_value(p, 0.0, 1.0)
@@ -61,6 +62,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return self.learning_rate * factor
 
     def get_config(self):
+        """The arguments that make an equal schedule."""
         return {
             "name": self.name,
             "learning_rate": self.learning_rate,
@@ -110,9 +112,9 @@ class BilevelTrainer(tf.Module):
 
         L = sum_l a_l ell_S(l) + sum_r c_r lambda_id(r) ell_U(r) + 1/2 sum_v l2_v |v|^2
 
-    where a_l, c_r, ell_S and ell_U come from the method. A weight step moves lambda_u of the batch by
-    M-Adam along dL_V/dlambda_u = -grad L_V^T (H + damping I)^-1 c_u grad ell_U(u) (eq:influence),
-    taken over the last layer, in closed form.
+    where a_l, c_r, ell_S and ell_U come from the method. A weight step moves lambda_u of the batch
+    by M-Adam along dL_V/dlambda_u = -grad L_V^T (H + damping I)^-1 c_u grad ell_U(u)
+    (eq:influence), taken over the last layer, in closed form.
 
     Args:
       model: a keras.Model that maps inputs to (features [B, D], logits [B, C]), where logits is a
@@ -122,7 +124,8 @@ class BilevelTrainer(tf.Module):
       example_weights: Lambda.
       config: `weights`, `optimizer`, `train.train_steps` and `train.jit_compile` are read.
       optimizer: replaces the one that `config.optimizer` names.
-      head: the Dense layer; None finds the layer called "head", or else the model's last Dense layer.
+      head: the Dense layer; None finds the layer called "head", or else the model's last Dense
+        layer.
 
     Raises:
       ConfigError: the model has no Dense layer to serve as head, or (at the first step) the logits
@@ -290,9 +293,9 @@ class BilevelTrainer(tf.Module):
         scale = 1.0 + tf.reduce_max(tf.abs(expected))
         if not error <= 1e-2 * scale:
             raise config_lib.ConfigError(
-                f"The model's logits are not {self.head.name!r} applied to its features (they differ "
-                f"by {float(error):.3g}): return [features, logits] with logits = head(features), or "
-                "pass the right layer as head=."
+                f"The model's logits are not {self.head.name!r} applied to its features (they "
+                f"differ by {float(error):.3g}): return [features, logits] with logits = "
+                "head(features), or pass the right layer as head=."
             )
         self._head_checked = True
 
@@ -322,13 +325,13 @@ def train(
 ) -> int:
     """Trains to `config.train_steps`, from the newest checkpoint under `model_dir` if there is one.
 
-    Writes metrics.jsonl, checkpoints/ and weights/ there. Batches are functions of the step, so a run
-    that was stopped, at any moment and by anything, goes on as if it had not been.
+    Writes metrics.jsonl, checkpoints/ and weights/ there. Batches are functions of the step, so a
+    run that was stopped, at any moment and by anything, goes on as if it had not been.
 
     Args:
       trainer: holds all state.
-      pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)` and
-        `evaluation_batches(role, batch_size)`.
+      pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)`
+        and `evaluation_batches(role, batch_size)`.
       model_dir: an existing directory.
       config: length and intervals.
       weight_ids: ids of the unlabeled examples, whose weights are summarized in the metrics and
@@ -339,8 +342,8 @@ def train(
       The step it stands at.
 
     Raises:
-      NonFiniteError: a term of the objective is NaN or infinite. Nothing is saved after the last step
-        that was known to be good.
+      NonFiniteError: a term of the objective is NaN or infinite. Nothing is saved after the last
+        step that was known to be good.
       CheckpointError: the newest checkpoint does not fit.
     """
     model_dir = pathlib.Path(model_dir)
@@ -455,7 +458,12 @@ def _export_weights(
 class _Progress:
     """A bar with the time left on a terminal; a plain line for each row of metrics elsewhere."""
 
-    _SHOWN = ("train/loss_supervised", "train/loss_unsupervised", "weights/mean", "validation/error")
+    _SHOWN = (
+        "train/loss_supervised",
+        "train/loss_unsupervised",
+        "weights/mean",
+        "validation/error",
+    )
 
     def __init__(self, start: int, stop: int):
         self._stop = stop

@@ -29,7 +29,9 @@ def test_window_refuses_a_non_finite_value_and_names_it():
 
 def test_writer_drops_later_steps_and_a_line_cut_short(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 10, "wall_s": 2.5, "x": 0.1}\n{"step": 20, "wall_s": 5, "x": 1}\n{"st')
+    path.write_text(
+        '{"step": 10, "wall_s": 2.5, "x": 0.1}\n{"step": 20, "wall_s": 5, "x": 1}\n{"st'
+    )
     writer = metrics.MetricsWriter(path, resume_step=10)
     writer.write(20, {"x": 3.0})
     rows = metrics.read_metrics(path)
@@ -64,7 +66,9 @@ def test_checkpoint_keeps_the_newest_and_restores_all(tmp_path):
 def test_restoring_half_a_checkpoint_is_an_error(tmp_path):
     checkpoints.Checkpointer(tmp_path, 2, a=tf.Variable(1.0)).save(1)
     with pytest.raises(checkpoints.CheckpointError, match="ckpt-1 does not fit"):
-        checkpoints.Checkpointer(tmp_path, 2, a=tf.Variable(0.0), b=tf.Variable(0.0)).restore_latest()
+        checkpoints.Checkpointer(
+            tmp_path, 2, a=tf.Variable(0.0), b=tf.Variable(0.0)
+        ).restore_latest()
     checkpoints.Checkpointer(tmp_path, 2, a=tf.Variable(1.0), b=tf.Variable(1.0)).save(2)
     with pytest.raises(checkpoints.CheckpointError, match="ckpt-2 does not fit"):
         checkpoints.Checkpointer(tmp_path, 2, a=tf.Variable(0.0)).restore_latest()
@@ -112,7 +116,10 @@ def test_evaluation_of_a_run_writes_results_and_summary(tmp_path):
     saver = checkpoints.Checkpointer(
         tmp_path / "checkpoints", 9, model=model, ema=average, other=tf.Variable(0.0)
     )
-    inputs, labels = np.array([[2.0, 1.0], [3.0, 1.0], [0.0, 1.0], [0.0, 5.0]]), np.array([0, 0, 1, 1])
+    inputs, labels = (
+        np.array([[2.0, 1.0], [3.0, 1.0], [0.0, 1.0], [0.0, 5.0]]),
+        np.array([0, 0, 1, 1]),
+    )
     for step, bias in ((10, [0.0, 0.0]), (20, [3.0, 0.0]), (30, [1.5, 0.0])):
         model.get_layer("head").bias.assign(bias)
         saver.save(step)  # the average keeps the bias it began with: no error

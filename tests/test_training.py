@@ -316,7 +316,9 @@ def test_average_follows_what_the_settings_name():
 
 
 def test_schedules_hit_their_published_values():
-    at = lambda name, step, warmup=0: float(training.Schedule(name, 0.03, 100, warmup)(step))
+    def at(name, step, warmup=0):
+        return float(training.Schedule(name, 0.03, 100, warmup)(step))
+
     assert at("cosine", 0) == pytest.approx(0.03)
     assert at("cosine", 100) == pytest.approx(0.03 * np.cos(7 * np.pi / 16))
     assert at("half_cosine", 60, 20) == pytest.approx(0.03 * (0.004 + 0.996 / 2), rel=1e-5)

@@ -120,19 +120,10 @@ def masked_coefficient(weight: float | tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(tf.cast(weight, mask.dtype) * mask / _count(mask))
 
 
-def labeled_metrics(
-    output: HeadOutput, label: tf.Tensor, loss: tf.Tensor, coefficient: tf.Tensor
-) -> dict[str, tf.Tensor]:
-    """Metrics of the labeled rows.
-
-    loss_supervised: sum_l a_l ell_S(l).
-    train_accuracy: share of labeled rows whose most probable class is their label.
-    """
+def labeled_metrics(output: HeadOutput, label: tf.Tensor) -> dict[str, tf.Tensor]:
+    """train_accuracy: share of labeled rows whose most probable class is their label."""
     correct = tf.cast(predicted_class(output) == tf.cast(label, tf.int64), tf.float32)
-    return {
-        "loss_supervised": tf.cast(tf.reduce_sum(coefficient * loss), tf.float32),
-        "train_accuracy": tf.reduce_mean(correct),
-    }
+    return {"train_accuracy": tf.reduce_mean(correct)}
 
 
 def unlabeled_metrics(
@@ -143,7 +134,7 @@ def unlabeled_metrics(
     mask_rate: mean of the mask.
     pseudo_label_accuracy: share of right predictions among the rows that the mask lets count and
       whose truth is known; 0 if there is no such row.
-    loss_unsupervised: mean of m_r ell_U(r) over all rows, without w and lambda.
+    loss_unsupervised_unweighted: mean of m_r ell_U(r) over all rows, without w and lambda.
 
     Args:
       prediction: class that each row was assigned, [R] int.
@@ -159,7 +150,7 @@ def unlabeled_metrics(
         "pseudo_label_accuracy": tf.math.divide_no_nan(
             tf.reduce_sum(correct), tf.reduce_sum(judged)
         ),
-        "loss_unsupervised": tf.cast(tf.reduce_mean(mask * loss), tf.float32),
+        "loss_unsupervised_unweighted": tf.cast(tf.reduce_mean(mask * loss), tf.float32),
     }
 
 

@@ -46,7 +46,7 @@ class PseudoLabel:
             labeled_head=labeled_head,
             unlabeled_head=unlabeled_head,
             metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"], supervised, coefficient),
+                **base.labeled_metrics(on_labeled, labeled["label"]),
                 **base.unlabeled_metrics(pseudo_label, unlabeled["label"], mask, unsupervised),
             },
         )

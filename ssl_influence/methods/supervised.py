@@ -33,5 +33,5 @@ class Supervised:
             example_id=tf.zeros([0], tf.int64),
             labeled_head=labeled_head,
             unlabeled_head=head_rows.HeadRows(*(tensor[:0] for tensor in labeled_head)),
-            metrics=base.labeled_metrics(on_labeled, labeled["label"], supervised, coefficient),
+            metrics=base.labeled_metrics(on_labeled, labeled["label"]),
         )

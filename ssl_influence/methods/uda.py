@@ -111,7 +111,7 @@ class UDA:
             labeled_head=labeled_head,
             unlabeled_head=unlabeled_head,
             metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"], supervised, coefficient),
+                **base.labeled_metrics(on_labeled, labeled["label"]),
                 **base.unlabeled_metrics(
                     base.predicted_class(on_weak), unlabeled["label"], mask, unsupervised
                 ),
