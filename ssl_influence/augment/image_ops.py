@@ -1,14 +1,11 @@
 """Elementary image operations on batches, each with one magnitude per image, equal to Pillow's.
 
-Every operation maps uint8 images [B, H, W, C] (C is 1 or 3; H, W and C are static, B need not be) to
-uint8 images of that shape, has no state, and draws nothing at random. Magnitudes are [B] (or a scalar
-for the whole batch) in the units of Pillow's `ImageOps`, `ImageEnhance` and `Image.transform`.
+Every operation maps uint8 images [B, H, W, C] (C is 1 or 3; H, W and C static, B need not be) to
+uint8 images of that shape, has no state, and draws nothing at random. Magnitudes are [B], or one
+scalar for the batch, in the units of Pillow's `ImageOps`, `ImageEnhance` and `Image.transform`.
 
-Three primitives do the work, so that a batch in which every image wants another operation needs few
-kernels: `affine` resamples with one inverse-affine matrix per image, `look_up` applies one 256-entry
-table per image and channel, `blend` mixes with a degenerate image. The operations are these primitives
-with a `*_matrix`, a `*_table`, or `grayscale` and `smooth`; callers who mix operations use the parts.
-They accept further channels (an opacity, say) beside the C that the parts are computed from.
+`affine`, `flip_and_shift` and `paint` also take packed pixels (see `pack`): one int32 word per
+pixel, with its opacity, moves several times faster than four bytes.
 """
 
 import math
@@ -17,6 +14,9 @@ import tensorflow as tf
 
 # ITU-R 601-2 luma in 16-bit fixed point, as Pillow's conversion from RGB to L has it.
 _LUMA = (19595, 38470, 7471)
+
+# Full opacity of a packed pixel: 255 in the highest byte of an int32.
+OPAQUE = -(1 << 24)
 
 
 def _check_images(images: tf.Tensor) -> None:
@@ -36,49 +36,90 @@ def _per_image(magnitude: tf.Tensor, images: tf.Tensor, dtype: tf.DType) -> tf.T
     return tf.broadcast_to(magnitude, [tf.shape(images)[0]])
 
 
-def _gather_pixels(images: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
-    """Pixels `source` [B, H, W] (int32, y * W + x) of each image."""
-    _, height, width, channels = images.shape
-    batch = tf.shape(images)[0]
-    flat = source + (tf.range(batch) * (height * width))[:, tf.newaxis, tf.newaxis]
-    if channels == 4:
-        # One 32-bit word per pixel gathers several times faster than four bytes.
-        words = tf.reshape(tf.bitcast(images, tf.int32), [-1])
-        return tf.bitcast(tf.gather(words, flat), tf.uint8)
-    return tf.gather(tf.reshape(images, [-1, channels]), flat)
+def pack(images: tf.Tensor) -> tf.Tensor:
+    """Red + 256 green + 65536 blue of each pixel, with full opacity in the highest byte.
+
+    Args:
+      images: uint8 [B, H, W, C], C 1 (gray, the same in all three colors) or 3.
+
+    Returns:
+      int32 [B, H, W]; an opaque pixel is negative, a transparent one (highest byte 0) is not.
+
+    Raises:
+      ValueError: images of another dtype, rank or number of channels.
+    """
+    _check_images(images)
+    if images.shape[-1] not in (1, 3):
+        raise ValueError(f"images have {images.shape[-1]} channels: pass 1 or 3.")
+    if images.shape[-1] == 1:
+        return tf.cast(images[..., 0], tf.int32) * 0x010101 + OPAQUE
+    red, green, blue = (tf.cast(band, tf.int32) for band in tf.unstack(images, axis=-1))
+    return red + green * 0x100 + blue * 0x10000 + OPAQUE
+
+
+def unpack(words: tf.Tensor, channels: int) -> tf.Tensor:
+    """The images, uint8 [B, H, W, channels], of int32 words [B, H, W]; opacity is dropped."""
+    if channels == 1:
+        return tf.cast(words & 255, tf.uint8)[..., tf.newaxis]
+    return tf.bitcast(words, tf.uint8)[..., :3]
 
 
 # --- Geometry -----------------------------------------------------------------------------------
 
 
-def affine(images: tf.Tensor, matrix: tf.Tensor, fill: int = 0) -> tf.Tensor:
+def _gather_pixels(pixels: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
+    """Pixels `source` [B, H, W] (int32, y * W + x) of each image."""
+    batch, pixel = tf.shape(pixels)[0], pixels.shape[3:]
+    start = tf.range(batch) * (pixels.shape[1] * pixels.shape[2])
+    flat = source + start[:, tf.newaxis, tf.newaxis]
+    return tf.gather(tf.reshape(pixels, [-1, *pixel]), flat)
+
+
+def paint(pixels: tf.Tensor, mask: tf.Tensor, fill: tf.Tensor | int) -> tf.Tensor:
+    """Replaces the pixels under a mask.
+
+    Args:
+      pixels: uint8 images [B, H, W, C], or packed, int32 [B, H, W].
+      mask: bool [B, H, W].
+      fill: what to put there: for images a gray level or [C] of them, for packed pixels a word.
+
+    Returns:
+      As `pixels`.
+    """
+    fill = tf.cast(fill, pixels.dtype)
+    if pixels.shape.rank == 3:
+        # Vectorized by Eigen, which tf.where is not. Wraps around, and so is exact.
+        return pixels + (fill - pixels) * tf.cast(mask, tf.int32)
+    return tf.where(mask[..., tf.newaxis], fill, pixels)
+
+
+def affine(pixels: tf.Tensor, matrix: tf.Tensor, fill: int = 0) -> tf.Tensor:
     """Nearest-neighbor resampling, bit for bit `Image.transform(size, AFFINE, matrix, NEAREST)`.
 
     Pillow maps the center of output pixel (x, y) to (a x + b y + c, d x + e y + f) in 16.16 fixed
-    point and takes the pixel that holds that point. `ImageProjectiveTransformV3` rounds coordinates
-    of pixel corners in float32 instead, and so differs on many pixels of a sheared image.
+    point and takes the pixel that holds that point. TensorFlow's `ImageProjectiveTransformV3` does
+    so in float32, with coordinates counted from pixel centers: its result differs where a point
+    falls on the edge of a pixel.
 
     Args:
-      images: uint8 [B, H, W, C], any C.
+      pixels: uint8 images [B, H, W, C], or packed, int32 [B, H, W].
       matrix: [B, 6], rows (a, b, c, d, e, f) from output to input coordinates, in pixels.
-      fill: gray level of output pixels whose source lies outside the image.
+      fill: gray level (word) of output pixels whose source lies outside the image.
 
     Returns:
-      uint8 [B, H, W, C].
+      As `pixels`.
     """
-    _check_images(images)
-    _, height, width, _ = images.shape
-    matrix = tf.cast(matrix, tf.float64)
-    a, b, c, d, e, f = tf.unstack(matrix, axis=1)
+    _, height, width = pixels.shape[:3]
+    a, b, c, d, e, f = tf.unstack(tf.cast(matrix, tf.float64), axis=1)
     entries = tf.stack([a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5])
     fixed = tf.cast(tf.floor(entries * 65536.0 + 0.5), tf.int32)[:, :, tf.newaxis, tf.newaxis]
     x = tf.range(width)[tf.newaxis, tf.newaxis, :]
     y = tf.range(height)[tf.newaxis, :, tf.newaxis]
-    source_x = tf.bitwise.right_shift(fixed[2] + fixed[0] * x + fixed[1] * y, 16)
-    source_y = tf.bitwise.right_shift(fixed[5] + fixed[3] * x + fixed[4] * y, 16)
+    source_x = tf.bitwise.right_shift((fixed[2] + fixed[1] * y) + fixed[0] * x, 16)
+    source_y = tf.bitwise.right_shift((fixed[5] + fixed[4] * y) + fixed[3] * x, 16)
     inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
-    moved = _gather_pixels(images, tf.where(inside, source_y * width + source_x, 0))
-    return tf.where(inside[..., tf.newaxis], moved, tf.constant(fill, tf.uint8))
+    source = (source_y * width + source_x) * tf.cast(inside, tf.int32)
+    return paint(_gather_pixels(pixels, source), ~inside, fill)
 
 
 def shear_x_matrix(factor: tf.Tensor, height: int, width: int) -> tf.Tensor:
@@ -181,26 +222,25 @@ def _move(matrix, images, magnitude, fill):
     return affine(images, matrix(magnitude, height, width), fill)
 
 
-def flip_and_shift(images: tf.Tensor, flip: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+def flip_and_shift(pixels: tf.Tensor, flip: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
     """Mirrors the chosen images left to right, then shifts each within its own reflection.
 
     The shift is a crop from the image padded by reflection without repeating the border, so that
     offset (dy, dx) shows at (y, x) what was at (y + dy, x + dx).
 
     Args:
-      images: uint8 [B, H, W, C].
+      pixels: uint8 images [B, H, W, C], or packed, int32 [B, H, W].
       flip: bool [B].
       offset: int32 [B, 2], (dy, dx) in pixels, |dy| < H and |dx| < W.
 
     Returns:
-      uint8 [B, H, W, C].
+      As `pixels`.
     """
-    _check_images(images)
-    _, height, width, _ = images.shape
+    _, height, width = pixels.shape[:3]
     rows = _reflect(tf.range(height) + offset[:, :1], height)
     columns = _reflect(tf.range(width) + offset[:, 1:], width)
     columns = tf.where(flip[:, tf.newaxis], width - 1 - columns, columns)
-    return _gather_pixels(images, rows[:, :, tf.newaxis] * width + columns[:, tf.newaxis, :])
+    return _gather_pixels(pixels, rows[:, :, tf.newaxis] * width + columns[:, tf.newaxis, :])
 
 
 def _reflect(index: tf.Tensor, size: int) -> tf.Tensor:
@@ -216,7 +256,8 @@ def square_mask(center: tf.Tensor, size: tf.Tensor, height: int, width: int) -> 
     Args:
       center: int32 [B, 2], (y, x).
       size: int32 [B], side in pixels; 0 or 1 gives an empty square.
-      height, width: of the images.
+      height: H of the images.
+      width: W of the images.
 
     Returns:
       bool [B, H, W].
@@ -241,7 +282,7 @@ def cutout(
       images: uint8 [B, H, W, C].
       center: int32 [B, 2], (y, x).
       size: [B], side in pixels, see `square_mask`; 0 leaves the image.
-      fill: gray level, or one per channel, or a uint8 tensor that broadcasts to the images.
+      fill: gray level, or one per channel.
 
     Returns:
       uint8 [B, H, W, C].
@@ -249,23 +290,14 @@ def cutout(
     _check_images(images)
     _, height, width, _ = images.shape
     mask = square_mask(center, _per_image(size, images, tf.int32), height, width)
-    return tf.where(mask[..., tf.newaxis], tf.cast(fill, tf.uint8), images)
+    return paint(images, mask, fill)
 
 
-# --- Tables -------------------------------------------------------------------------------------
+# --- Gray levels --------------------------------------------------------------------------------
 
 
-def look_up(images: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
-    """Replaces every gray level v of image b, channel c by table[b, c, v].
-
-    Args:
-      images: uint8 [B, H, W, C], any C.
-      table: uint8 [B, C, 256].
-
-    Returns:
-      uint8 [B, H, W, C].
-    """
-    _check_images(images)
+def _look_up(images: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """Replaces every gray level v of image b, channel c by table[b, c, v], uint8 [B, C, 256]."""
     return tf.gather(tf.reshape(table, [-1]), _table_index(images))
 
 
@@ -276,104 +308,55 @@ def _table_index(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.int32) + rows
 
 
-def _levels(dtype: tf.DType = tf.int32) -> tf.Tensor:
-    return tf.range(256, dtype=dtype)[tf.newaxis, tf.newaxis, :]
+def autocontrast(images: tf.Tensor) -> tf.Tensor:
+    """Stretches each channel so that its darkest pixel becomes 0 and its lightest 255.
 
+    A channel of one gray level is left as it is. Equals `ImageOps.autocontrast`.
 
-def _for_channels(table: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-    """Repeats one table per image, integers [B, 1, 256], for each channel, as uint8."""
-    shape = [tf.shape(images)[0], images.shape[-1], 256]
-    return tf.cast(tf.broadcast_to(table, shape), tf.uint8)
-
-
-def autocontrast_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
-    """Tables [B, C, 256] of `autocontrast`; the magnitude is unused."""
-    del magnitude
+    Args:
+      images: uint8 [B, H, W, C].
+    """
+    _check_images(images)
     low = tf.cast(tf.reduce_min(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
     high = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
     flat = high <= low
     scale = 255.0 / tf.where(flat, tf.ones_like(high), high - low)
-    # Pillow truncates this very expression: (v - low) * scale rounds differently.
-    stretched = _levels(tf.float64) * scale - low * scale
-    stretched = tf.cast(tf.clip_by_value(stretched, 0.0, 255.0), tf.uint8)
-    return tf.where(flat, _for_channels(_levels(), images), stretched)
-
-
-def equalize_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
-    """Tables [B, C, 256] of `equalize`; the magnitude is unused."""
-    del magnitude
-    _, height, width, channels = images.shape
-    tables = tf.shape(images)[0] * channels
-    index = tf.reshape(_table_index(images), [-1])
-    histogram = tf.math.unsorted_segment_sum(tf.ones_like(index), index, tables * 256)
-    histogram = tf.reshape(histogram, [-1, channels, 256])
-    highest = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.int32)[..., tf.newaxis]
-    last = tf.gather(histogram, highest, batch_dims=2)
-    step = (height * width - last) // 255
-    safe_step = tf.maximum(step, 1)
-    below = tf.cumsum(histogram, axis=-1, exclusive=True)
-    # With few pixels the quotient passes 255 by far; Pillow clips it when it applies the table.
-    level = tf.minimum((safe_step // 2 + below) // safe_step, 255)
-    return _for_channels(tf.where(step == 0, _levels(), level), images)
-
-
-def invert_table(images: tf.Tensor, magnitude: tf.Tensor | None = None) -> tf.Tensor:
-    """Tables [B, C, 256] of `invert`; the magnitude is unused."""
-    del magnitude
-    return _for_channels(255 - _levels(), images)
-
-
-def posterize_table(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Tables [B, C, 256] of `posterize`, for bits [B]."""
-    dropped = (8 - _per_image(bits, images, tf.int32))[:, tf.newaxis, tf.newaxis]
-    kept = tf.bitwise.left_shift(tf.bitwise.right_shift(_levels(), dropped), dropped)
-    return _for_channels(kept, images)
-
-
-def solarize_table(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Tables [B, C, 256] of `solarize`, for thresholds [B]."""
-    threshold = _per_image(threshold, images, tf.float64)[:, tf.newaxis, tf.newaxis]
-    level = _levels()
-    return _for_channels(
-        tf.where(tf.cast(level, tf.float64) < threshold, level, 255 - level), images
-    )
-
-
-def brightness_table(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Tables [B, C, 256] of `brightness`, for factors [B]."""
-    factor = _per_image(factor, images, tf.float32)
-    return _for_channels(_mix(tf.zeros([1, 1, 1]), _levels(tf.float32), factor), images)
-
-
-def contrast_table(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Tables [B, C, 256] of `contrast`, for factors [B]."""
-    _, height, width, _ = images.shape
-    total = tf.reduce_sum(_luma(images), axis=[1, 2, 3])
-    mean = tf.floor(tf.cast(total, tf.float64) / (height * width) + 0.5)
-    mean = tf.cast(mean, tf.float32)[:, tf.newaxis, tf.newaxis]
-    factor = _per_image(factor, images, tf.float32)
-    return _for_channels(_mix(mean, _levels(tf.float32), factor), images)
-
-
-def autocontrast(images: tf.Tensor) -> tf.Tensor:
-    """Stretches each channel so that its darkest pixel becomes 0 and its lightest 255.
-
-    A channel of one gray level is left as it is. Args: images, uint8 [B, H, W, C].
-    """
-    return look_up(images, autocontrast_table(images))
+    level = tf.range(256, dtype=tf.float64)
+    # Pillow truncates this very expression: (level - low) * scale rounds differently.
+    stretched = tf.clip_by_value(level * scale - low * scale, 0.0, 255.0)
+    return _look_up(images, tf.cast(tf.where(flat, level, stretched), tf.uint8))
 
 
 def equalize(images: tf.Tensor) -> tf.Tensor:
-    """Makes the histogram of each channel as flat as a monotone table can (`ImageOps.equalize`).
+    """Makes the histogram of each channel as flat as a monotone map of its levels can.
 
-    A channel is left as it is if all its pixels, but for fewer than 255, have its highest level.
-    Args: images, uint8 [B, H, W, C].
+    A channel is left as it is if fewer than 255 of its pixels lie below its highest level. Equals
+    `ImageOps.equalize`.
+
+    Args:
+      images: uint8 [B, H, W, C].
     """
-    return look_up(images, equalize_table(images))
+    _check_images(images)
+    _, height, width, channels = images.shape
+    index = _table_index(images)
+    histogram = tf.math.unsorted_segment_sum(
+        tf.ones_like(index), index, tf.shape(images)[0] * channels * 256
+    )
+    histogram = tf.reshape(histogram, [-1, channels, 256])
+    highest = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.int32)[..., tf.newaxis]
+    step = (height * width - tf.gather(histogram, highest, batch_dims=2)) // 255
+    below = tf.cumsum(histogram, axis=-1, exclusive=True)
+    # With few pixels the quotient passes 255 by far; Pillow clips it when it applies the table.
+    level = tf.minimum((step // 2 + below) // tf.maximum(step, 1), 255)
+    return _look_up(images, tf.cast(tf.where(step == 0, tf.range(256), level), tf.uint8))
 
 
 def invert(images: tf.Tensor) -> tf.Tensor:
-    """Replaces every gray level v by 255 - v. Args: images, uint8 [B, H, W, C]."""
+    """Replaces every gray level v by 255 - v.
+
+    Args:
+      images: uint8 [B, H, W, C].
+    """
     _check_images(images)
     return 255 - images
 
@@ -385,7 +368,9 @@ def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       bits: [B], integers in 0..8; 8 leaves the image, 0 makes it black.
     """
-    return look_up(images, posterize_table(images, bits))
+    _check_images(images)
+    kept = tf.bitwise.left_shift(255, 8 - _per_image(bits, images, tf.int32)) & 255
+    return images & tf.cast(kept, tf.uint8)[:, tf.newaxis, tf.newaxis, tf.newaxis]
 
 
 def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
@@ -395,7 +380,27 @@ def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       threshold: [B], in 0..256; 256 leaves the image, 0 inverts it.
     """
-    return look_up(images, solarize_table(images, threshold))
+    _check_images(images)
+    threshold = _per_image(threshold, images, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    return tf.where(tf.cast(images, tf.float32) < threshold, images, 255 - images)
+
+
+# --- Blends -------------------------------------------------------------------------------------
+
+
+def _blend(start: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Pillow's `Image.blend`: start + factor (images - start), clipped and truncated.
+
+    Args:
+      start: gray levels that broadcast to the images.
+      images: uint8 [B, H, W, C].
+      factor: [B]; 0 gives `start`, 1 gives `images`, others inter- or extrapolate.
+    """
+    # In float32, as Pillow, whose truncation shows the last bit.
+    factor = _per_image(factor, images, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
+    start = tf.cast(start, tf.float32)
+    mixed = start + factor * (tf.cast(images, tf.float32) - start)
+    return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), tf.uint8)
 
 
 def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -405,7 +410,8 @@ def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       factor: [B], at least 0: 0 is black, 1 leaves the image, more is brighter.
     """
-    return look_up(images, brightness_table(images, factor))
+    _check_images(images)
+    return _blend(0, images, factor)
 
 
 def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -415,32 +421,11 @@ def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], C 1 or 3.
       factor: [B], at least 0: 0 is flat gray, 1 leaves the image, more is stronger.
     """
-    return look_up(images, contrast_table(images, factor))
-
-
-# --- Blends -------------------------------------------------------------------------------------
-
-
-def blend(degenerate: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """degenerate + factor (images - degenerate), truncated and clipped as Pillow's `Image.blend`.
-
-    Args:
-      degenerate, images: uint8 [B, H, W, C], any C.
-      factor: [B]; 0 gives `degenerate`, 1 gives `images`, others inter- or extrapolate.
-
-    Returns:
-      uint8 [B, H, W, C].
-    """
     _check_images(images)
-    factor = _per_image(factor, images, tf.float32)
-    mixed = _mix(tf.cast(degenerate, tf.float32), tf.cast(images, tf.float32), factor)
-    return tf.cast(mixed, tf.uint8)
-
-
-def _mix(start: tf.Tensor, end: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Whole gray levels of start + factor (end - start), in float32; factor is [B]."""
-    factor = tf.reshape(factor, [-1] + [1] * (end.shape.rank - 1))
-    return tf.floor(tf.clip_by_value(start + factor * (end - start), 0.0, 255.0))
+    _, height, width, _ = images.shape
+    total = tf.reduce_sum(_luma(images), axis=[1, 2, 3], keepdims=True)
+    mean = tf.floor(tf.cast(total, tf.float64) / (height * width) + 0.5)
+    return _blend(mean, images, factor)
 
 
 def _luma(images: tf.Tensor) -> tf.Tensor:
@@ -453,19 +438,12 @@ def _luma(images: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(weighted + 0x8000, 16)
 
 
-def grayscale(images: tf.Tensor) -> tf.Tensor:
-    """The images without color, uint8 [B, H, W, C], C 1 or 3: what `color` blends with."""
-    _check_images(images)
-    return tf.broadcast_to(tf.cast(_luma(images), tf.uint8), tf.shape(images))
-
-
-def smooth(images: tf.Tensor) -> tf.Tensor:
-    """Pillow's SMOOTH filter, uint8 [B, H, W, C]: what `sharpness` blends with.
+def _smooth(images: tf.Tensor) -> tf.Tensor:
+    """Pillow's SMOOTH filter, uint8 [B, H, W, C].
 
     Each pixel becomes (4 times itself plus the sum of its 3 x 3 neighborhood) / 13, rounded; the
     outermost rows and columns are left as they are.
     """
-    _check_images(images)
     _, height, width, _ = images.shape
     values = tf.cast(images, tf.int32)
     rows = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
@@ -483,7 +461,8 @@ def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], C 1 or 3.
       factor: [B], at least 0: 0 is gray, 1 leaves the image, more is more colorful.
     """
-    return blend(grayscale(images), images, factor)
+    _check_images(images)
+    return _blend(_luma(images), images, factor)
 
 
 def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -493,4 +472,5 @@ def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], H and W at least 3.
       factor: [B], at least 0: 0 is smoothed, 1 leaves the image, more is sharper.
     """
-    return blend(smooth(images), images, factor)
+    _check_images(images)
+    return _blend(_smooth(images), images, factor)
