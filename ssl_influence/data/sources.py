@@ -237,7 +237,8 @@ def _linear(rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.nd
 def _synthetic(draw: Callable) -> Callable[[DatasetName, _Entry, str | None], Source]:
     """A reader of points in the plane.
 
-    Training and test part are drawn in turn with the dataset's seed. There are as many training rows as leave exactly SYNTHETIC_UNLABELED beside labels + validation.
+    Training and test part are drawn in turn with the dataset's seed. There are as many training
+    rows as leave exactly SYNTHETIC_UNLABELED beside labels + validation.
     """
 
     def read(name: DatasetName, entry: _Entry, data_dir: str | None) -> Source:

@@ -1,7 +1,7 @@
 """Which training example plays which role: labeled, validation or unlabeled.
 
 A split is a function of the labels, the sizes, the seed and two flags, nothing else. It is written
-down as a manifest beside the checkpoints, so that a run can only be resumed on the data it began with.
+down as a manifest beside the checkpoints, so that a run is only resumed on the data it began with.
 """
 
 import dataclasses
@@ -194,8 +194,8 @@ def _seal(contents: dict[str, Any]) -> str:
 def manifest(split: Split, name: sources.DatasetName, source: sources.Source) -> dict[str, Any]:
     """All that identifies a split, as JSON values: dataset, seed, flags, digests of the data, ids.
 
-    `inputs_sha256` and `labels_sha256` cover the training and the test part; `sha256` covers the rest
-    of the manifest, these two included.
+    `inputs_sha256` and `labels_sha256` cover the training and the test part; `sha256` covers the
+    rest of the manifest, these two included.
     """
     contents = {
         "dataset": str(name),

@@ -1,0 +1,308 @@
+"""Batches as a pure function of (seed, step): there is no iterator state to save or to lose.
+
+Every role (labeled, unlabeled, validation) is an endless sequence: epoch after epoch, each a
+permutation of its ids of its own. The batch at step k holds places k B to (k + 1) B - 1 of it, so
+that an epoch holds each id exactly once, a batch may end one epoch and begin the next, and any step
+can be computed without those before it. Augmentation draws from (seed, step) as well.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from ssl_influence import config
+from ssl_influence.augment import policies
+from ssl_influence.data import sources, splits
+
+Batch = dict[str, dict[str, tf.Tensor]]
+
+# Indices of the streams of random numbers: a run's batches depend on them, so only append.
+_TRAIN, _FRESH, _VALIDATION = range(3)
+_LABELED_ORDER, _UNLABELED_ORDER, _LABELED_VIEWS, _UNLABELED_VIEWS, _VALIDATION_ORDER = range(5)
+
+_log = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """The batches of a run.
+
+    A labeled role smaller than its batch is repeated within it, as is usual with few labels. An
+    unlabeled or validation role smaller than its batch is the whole batch: see the attributes.
+
+    Attributes:
+      labeled_batch_size: B_l.
+      unlabeled_batch_size: B_u, at most the number of unlabeled examples.
+      validation_batch_size: B_v, at most the number of validation examples.
+    """
+
+    def __init__(
+        self,
+        source: sources.Source,
+        split: splits.Split,
+        data_config: config.DataConfig,
+        augment_config: config.AugmentConfig,
+        *,
+        seed: int,
+        views: tuple[str, ...],
+    ):
+        """Puts the examples into memory, on the CPU.
+
+        Args:
+          source: the examples.
+          split: their roles.
+          data_config: gives the batch sizes.
+          augment_config: how the views of images are made; vectors are left as they are.
+          seed: of the order of the examples and of their augmentation.
+          views: of the unlabeled inputs, the keys of their batches.
+
+        Raises:
+          ConfigError: views of unlabeled examples are asked for, and there are none.
+        """
+        if views and not len(split.unlabeled):
+            raise config.ConfigError(
+                f"The dataset {source.name} has no unlabeled example left beside "
+                f"{len(split.labeled)} labeled and {len(split.validation)} validation examples: "
+                "ask for fewer of these."
+            )
+        self._is_image = source.is_image
+        self._flip = source.flip
+        self._augment = augment_config
+        self._views = tuple(views)
+        if source.is_image:
+            self._scale, self._offset = _affine(source.inputs, augment_config)
+        self._test_size = len(source.test_labels)
+        self._validation_size = len(split.validation)
+        self.labeled_batch_size = data_config.labeled_batch_size
+        self.unlabeled_batch_size = _at_most(
+            "unlabeled", data_config.unlabeled_batch_size, len(split.unlabeled)
+        )
+        self.validation_batch_size = _at_most(
+            "validation", data_config.validation_batch_size, len(split.validation)
+        )
+        # Eager tensors, which traced functions take by reference: no graph holds a copy of them.
+        with tf.device("/cpu:0"):
+            self._inputs = tf.constant(source.inputs)
+            self._labels = tf.constant(source.labels)
+            self._test_inputs = tf.constant(source.test_inputs)
+            self._test_labels = tf.constant(source.test_labels)
+            self._ids = {role: tf.constant(getattr(split, role), tf.int64) for role in splits.ROLES}
+            self._seed = tf.constant([seed, 0], tf.int64)
+        self._train = tf.function(functools.partial(self._training_batch, _TRAIN))
+        self._fresh = tf.function(functools.partial(self._training_batch, _FRESH))
+        self._validation = tf.function(self._validation_batch)
+
+    def train_batch(self, step: int | tf.Tensor) -> Batch:
+        """The training batch of a step; may be called in a tf.function and in tf.data.
+
+        Args:
+          step: int64 scalar.
+
+        Returns:
+          {"labeled": {"inputs": float32 [B_l, ...], "label": int32 [B_l], "example_id": int64 [B_l]
+          }, "unlabeled": {a view: float32 [B_u, ...], ..., "label": int32 [B_u], the truth or -1,
+          "example_id": int64 [B_u]}}. Labeled images are weakly augmented.
+        """
+        return self._train(tf.cast(step, tf.int64))
+
+    def fresh_batch(self, step: int | tf.Tensor) -> Batch:
+        """As `train_batch`, from a stream of examples and augmentations of its own."""
+        return self._fresh(tf.cast(step, tf.int64))
+
+    def validation_batch(self, step: int | tf.Tensor) -> dict[str, tf.Tensor]:
+        """Validation examples without augmentation.
+
+        Args:
+          step: int64 scalar. Consecutive values visit each example once an epoch.
+
+        Returns:
+          {"inputs": float32 [B_v, ...], "label": int32 [B_v], "example_id": int64 [B_v]}.
+
+        Raises:
+          ConfigError: there is no validation example.
+        """
+        if not self._validation_size:
+            raise config.ConfigError(
+                "The dataset was split without validation examples, and a validation batch is "
+                "needed: ask for some at the end of its name, for example cifar10.1@250-1024."
+            )
+        return self._validation(tf.cast(step, tf.int64))
+
+    def train_dataset(self, start_step: int, stop_step: int) -> tf.data.Dataset:
+        """The training batches of steps start_step to stop_step - 1, made ahead of their use."""
+        steps = tf.data.Dataset.range(start_step, stop_step)
+        batches = steps.map(self.train_batch, tf.data.AUTOTUNE, deterministic=True)
+        return batches.prefetch(tf.data.AUTOTUNE)
+
+    def evaluation_batches(self, role: str, batch_size: int) -> tf.data.Dataset:
+        """All examples of a role once, in the order of their ids, without augmentation.
+
+        Args:
+          role: "validation" or "test".
+          batch_size: B; the last batch is filled up with zeros.
+
+        Returns:
+          {"inputs": float32 [B, ...], "label": int32 [B], "example_id": int64 [B] (the row
+          in its part of the source), "mask": bool [B], false where filled up}.
+        """
+        if role not in ("validation", "test"):
+            raise ValueError(f"role={role!r} is not one of validation, test.")
+        size = self._test_size if role == "test" else self._validation_size
+
+        def batch(index):
+            place = index * batch_size + tf.range(batch_size, dtype=tf.int64)
+            mask = place < size
+            place = tf.where(mask, place, 0)
+            if role == "test":
+                rows = self._rows(place, self._test_inputs, self._test_labels)
+            else:
+                rows = self._rows(tf.gather(self._ids[role], place), self._inputs, self._labels)
+            rows["inputs"] = self._normalize(rows["inputs"])
+            filled = {
+                name: tf.where(_expand(mask, value), value, tf.zeros_like(value))
+                for name, value in rows.items()
+            }
+            return {**filled, "mask": mask}
+
+        batches = tf.data.Dataset.range(-(-size // batch_size))
+        return batches.map(batch, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+
+    def _training_batch(self, stream: int, step: tf.Tensor) -> Batch:
+        with tf.device("/cpu:0"):
+            labeled = self._draw("labeled", self.labeled_batch_size, stream, _LABELED_ORDER, step)
+            images = labeled.pop("inputs")
+            seed = self._stream_seed(stream, _LABELED_VIEWS, step)
+            labeled["inputs"] = self._make_views(images, seed, ("weak",))["weak"]
+            unlabeled = self._draw(
+                "unlabeled", self.unlabeled_batch_size, stream, _UNLABELED_ORDER, step
+            )
+            images = unlabeled.pop("inputs")
+            seed = self._stream_seed(stream, _UNLABELED_VIEWS, step)
+            return {
+                "labeled": labeled,
+                "unlabeled": {**self._make_views(images, seed, self._views), **unlabeled},
+            }
+
+    def _validation_batch(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.device("/cpu:0"):
+            rows = self._draw(
+                "validation", self.validation_batch_size, _VALIDATION, _VALIDATION_ORDER, step
+            )
+            return {**rows, "inputs": self._normalize(rows["inputs"])}
+
+    def _draw(
+        self, role: str, batch_size: int, stream: int, purpose: int, step: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        seed = self._stream_seed(stream, purpose)
+        places = shuffled_places(self._ids[role].shape[0], batch_size, seed, step)
+        return self._rows(tf.gather(self._ids[role], places), self._inputs, self._labels)
+
+    def _rows(self, ids: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {
+            "inputs": tf.gather(inputs, ids),
+            "label": tf.gather(labels, ids),
+            "example_id": ids,
+        }
+
+    def _make_views(
+        self, inputs: tf.Tensor, seed: tf.Tensor, names: tuple[str, ...]
+    ) -> Mapping[str, tf.Tensor]:
+        if not self._is_image:
+            return {name: inputs for name in names}
+        made = policies.views(inputs, seed, names, self._augment, self._flip)
+        return {name: self._normalize(view) for name, view in made.items()}
+
+    def _normalize(self, inputs: tf.Tensor) -> tf.Tensor:
+        if not self._is_image:
+            return inputs
+        return tf.cast(inputs, tf.float32) * self._scale + self._offset
+
+    def _stream_seed(self, stream: int, purpose: int, step: tf.Tensor | None = None) -> tf.Tensor:
+        seed = _fold_in(_fold_in(self._seed, stream), purpose)
+        return seed if step is None else _fold_in(seed, step)
+
+
+def shuffled_places(size: int, batch_size: int, seed: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Places step * B to (step + 1) * B - 1 of an endless sequence of permutations of range(size).
+
+    Args:
+      size: n, 0 only if batch_size is.
+      batch_size: B.
+      seed: int64 [2].
+      step: int64 scalar.
+
+    Returns:
+      int64 [B], each in [0, n).
+    """
+    if batch_size == 0:
+        return tf.zeros([0], tf.int64)
+    position = step * batch_size + tf.range(batch_size, dtype=tf.int64)
+    epoch = position // size
+    # tf.random.experimental.index_shuffle would take the epoch as a seed, but the op under it uses
+    # only the low 8 bits of each word of its seed: epochs 256 apart would be the same permutation.
+    # Hence three hashed words an epoch.
+    words = tf.map_fn(
+        lambda e: tf.random.stateless_uniform(
+            [3], _fold_in(seed, e), None, None, tf.int32, alg="philox"
+        ),
+        epoch[0] + tf.range(1 + -(-(batch_size - 1) // size), dtype=tf.int64),
+        fn_output_signature=tf.TensorSpec([3], tf.int32),
+    )
+    return tf.raw_ops.RandomIndexShuffle(
+        index=position % size,
+        seed=tf.gather(words, epoch - epoch[0]),
+        max_index=tf.constant(size - 1, tf.int64),
+        rounds=4,
+    )
+
+
+def channel_moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels."""
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), np.int64)
+    for start in range(0, len(images), 1024):  # bincount takes eight bytes a pixel.
+        part = images[start : start + 1024]
+        for c in range(channels):
+            counts[c] += np.bincount(part[..., c].ravel(), minlength=256)
+    total = counts.sum(axis=1)
+    levels = np.arange(256.0)
+    mean = counts @ levels / total
+    variance = (counts * (levels - mean[:, np.newaxis]) ** 2).sum(axis=1) / total
+    return mean, np.sqrt(variance)
+
+
+def _affine(images: np.ndarray, augment: config.AugmentConfig) -> tuple[np.ndarray, np.ndarray]:
+    """(scale [C], offset [C]), float32, with which `policies.normalize` is scale * image + offset.
+
+    A division by a constant becomes a product with the rounded reciprocal in some graphs but not in
+    others (the optimizer's choice): a batch would have other bits in a dataset than out of it.
+    """
+    moments = ()
+    if augment.normalization == "standardize":
+        moments = channel_moments(images)
+    ends = np.broadcast_to(np.array([[0], [255]], np.uint8), (2, images.shape[-1]))
+    low, high = policies.normalize(tf.constant(ends), augment, *moments).numpy().astype(np.float64)
+    return ((high - low) / 255).astype(np.float32), low.astype(np.float32)
+
+
+def _at_most(role: str, batch_size: int, size: int) -> int:
+    if batch_size > size:
+        _log.warning(
+            "There are %d %s examples: their batch holds all of them, not %d.",
+            size,
+            role,
+            batch_size,
+        )
+    return min(batch_size, size)
+
+
+def _fold_in(seed: tf.Tensor, data: int | tf.Tensor) -> tf.Tensor:
+    """A new int64 [2] seed. Philox by name: the default depends on the device."""
+    return tf.random.experimental.stateless_fold_in(seed, tf.cast(data, tf.int64), alg="philox")
+
+
+def _expand(mask: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The mask [B] with as many axes as the value, to broadcast against it."""
+    return tf.reshape(mask, [-1] + [1] * (value.shape.rank - 1))

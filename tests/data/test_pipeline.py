@@ -1,0 +1,246 @@
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ssl_influence import config
+from ssl_influence.data import pipeline, sources, splits
+
+SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validation_batch_size=5)
+
+
+def _images(n=60, channels=3, size=8, classes=3):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (n, size, size, channels), np.uint8)
+    labels = (np.arange(n) % classes).astype(np.int32)
+    return sources.Source(
+        "mine", images, labels, images[:23], labels[:23], [str(c) for c in range(classes)], False
+    )
+
+
+def _build(source=None, labeled=6, validation=11, seed=3, views=("weak", "strong"), **settings):
+    source = source or sources.load(sources.parse_name("two_moons.1@6-11"))
+    split = splits.make(
+        source.labels, source.num_classes, labeled=labeled, validation=validation, seed=1
+    )
+    sizes = dataclasses.replace(SIZES, **settings.pop("sizes", {}))
+    augment = config.AugmentConfig(**settings)
+    return pipeline.Pipeline(source, split, sizes, augment, seed=seed, views=views), source, split
+
+
+def _same(a, b):
+    tf.nest.map_structure(lambda x, y: np.testing.assert_array_equal(x, y), a, b)
+
+
+def _differ(a, b):
+    return not np.array_equal(a["unlabeled"]["example_id"], b["unlabeled"]["example_id"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 97, 100])
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_every_epoch_visits_each_place_exactly_once(size, batch_size):
+    seed = tf.constant([5, 2**40], tf.int64)
+    draw = tf.function(lambda step: pipeline.shuffled_places(size, batch_size, seed, step))
+    steps = -(-3 * size // batch_size)
+    places = np.concatenate([draw(tf.constant(k, tf.int64)) for k in range(steps)])
+    assert places.dtype == np.int64
+    for epoch in range(3):
+        np.testing.assert_array_equal(
+            np.sort(places[epoch * size : (epoch + 1) * size]), np.arange(size)
+        )
+
+
+def test_epochs_do_not_come_round_again():
+    seed = tf.constant([5, 7], tf.int64)
+    draw = tf.function(lambda step: pipeline.shuffled_places(97, 97, seed, step))
+    epochs = np.stack([draw(tf.constant(k, tf.int64)) for k in range(600)])
+    assert len(np.unique(epochs, axis=0)) == 600
+    # Each index as often at each place: chi squared over its degrees of freedom is 1 +- 0.015.
+    counts = np.stack([np.bincount(column, minlength=97) for column in epochs.T])
+    assert np.sum((counts - 600 / 97) ** 2 / (600 / 97)) / 96**2 == pytest.approx(1, abs=0.1)
+
+
+def test_steps_beyond_32_bits_are_places_too():
+    step = tf.constant(2**50, tf.int64)
+    places = pipeline.shuffled_places(10, 10, tf.constant([1, 2], tf.int64), step)
+    np.testing.assert_array_equal(np.sort(places), np.arange(10))
+
+
+@pytest.mark.parametrize("source", [None, _images()], ids=["vectors", "images"])
+def test_a_dataset_started_at_k_gives_the_batches_of_step_k_bit_for_bit(source):
+    built, _, _ = _build(source)
+    whole = list(built.train_dataset(0, 6))
+    late = list(built.train_dataset(4, 6))
+    assert len(whole) == 6 and len(late) == 2
+    for a, b in zip(whole[4:], late, strict=True):
+        _same(a, b)
+    for k, batch in enumerate(whole):
+        _same(batch, built.train_batch(k))
+    again, _, _ = _build(source)
+    _same(whole[5], again.train_batch(5))
+
+
+@pytest.mark.parametrize("method", ["train_batch", "fresh_batch", "validation_batch"])
+def test_eager_equals_graph(method):
+    built, _, _ = _build(_images())
+    graph = tf.function(getattr(built, method))(tf.constant(3, tf.int64))
+    tf.config.run_functions_eagerly(True)
+    try:
+        eager = getattr(built, method)(3)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    _same(graph, eager)
+
+
+@pytest.mark.parametrize("source", [None, _images()], ids=["vectors", "images"])
+def test_batches_have_the_promised_keys_types_and_static_shapes(source):
+    built, source, _ = _build(source)
+    shape = source.inputs.shape[1:]
+    spec = built.train_dataset(0, 1).element_spec
+    assert {role: set(part) for role, part in spec.items()} == {
+        "labeled": {"inputs", "label", "example_id"},
+        "unlabeled": {"weak", "strong", "label", "example_id"},
+    }
+    for role, view, rows in (("labeled", "inputs", 4), ("unlabeled", "strong", 7)):
+        assert spec[role][view] == tf.TensorSpec([rows, *shape], tf.float32)
+        assert spec[role]["label"] == tf.TensorSpec([rows], tf.int32)
+        assert spec[role]["example_id"] == tf.TensorSpec([rows], tf.int64)
+    validation = built.validation_batch(0)
+    assert validation["inputs"].shape == (5, *shape)
+    assert validation["example_id"].dtype == tf.int64
+
+
+def test_labels_and_inputs_belong_to_the_ids_and_the_ids_to_their_role():
+    built, source, split = _build()
+    for step in range(5):
+        for batch in (built.train_batch(step), built.fresh_batch(step)):
+            for role, view in (("labeled", "inputs"), ("unlabeled", "weak")):
+                ids = batch[role]["example_id"].numpy()
+                assert np.isin(ids, getattr(split, role)).all()
+                np.testing.assert_array_equal(batch[role]["label"], source.labels[ids])
+                np.testing.assert_array_equal(batch[role][view], source.inputs[ids])
+        rows = built.validation_batch(step)
+        assert np.isin(rows["example_id"], split.validation).all()
+        np.testing.assert_array_equal(rows["inputs"], source.inputs[rows["example_id"].numpy()])
+
+
+def test_another_seed_another_step_and_the_fresh_stream_all_differ():
+    built, _, _ = _build(_images(), views=("weak",))
+    other, _, _ = _build(_images(), seed=4, views=("weak",))
+    batch = built.train_batch(2)
+    assert _differ(batch, other.train_batch(2))
+    assert _differ(batch, built.train_batch(3))
+    assert _differ(batch, built.fresh_batch(2))
+    _same(built.fresh_batch(2), built.fresh_batch(2))
+
+
+def test_an_image_is_augmented_anew_in_every_epoch():
+    built, _, _ = _build(_images(n=20), labeled=6, validation=7, views=("weak",))
+    assert built.unlabeled_batch_size == 7
+    views = [built.train_batch(k)["unlabeled"] for k in range(6)]
+    shown = [v["weak"].numpy()[np.argsort(v["example_id"])] for v in views]
+    assert len({x.tobytes() for x in shown}) == 6
+
+
+def test_a_role_smaller_than_its_batch(caplog):
+    with caplog.at_level(logging.WARNING):
+        built, _, split = _build(
+            _images(n=20),
+            labeled=3,
+            validation=7,
+            views=("weak",),
+            sizes={"unlabeled_batch_size": 64, "validation_batch_size": 9, "labeled_batch_size": 8},
+        )
+    assert len(caplog.records) == 2
+    assert "7 validation examples" in caplog.text and "10 unlabeled examples" in caplog.text
+    for step in range(3):
+        batch = built.train_batch(step)
+        np.testing.assert_array_equal(np.sort(batch["unlabeled"]["example_id"]), split.unlabeled)
+        np.testing.assert_array_equal(
+            np.sort(built.validation_batch(step)["example_id"]), split.validation
+        )
+        counts = np.bincount(np.searchsorted(split.labeled, batch["labeled"]["example_id"]))
+        assert counts.sum() == 8 and set(counts) <= {2, 3, 4}
+
+
+def test_without_views_the_unlabeled_part_has_no_inputs_and_may_be_empty():
+    built, _, _ = _build(_images(n=20), labeled=6, validation=14, views=())
+    batch = built.train_batch(0)
+    assert set(batch["unlabeled"]) == {"label", "example_id"}
+    assert batch["unlabeled"]["example_id"].shape == (0,)
+    with pytest.raises(
+        config.ConfigError, match="no unlabeled example left beside 6 labeled and 14"
+    ):
+        _build(_images(n=20), labeled=6, validation=14)
+
+
+def test_without_validation_examples_a_validation_batch_is_refused():
+    built, _, _ = _build(_images(), validation=0)
+    with pytest.raises(config.ConfigError, match="without validation"):
+        built.validation_batch(0)
+    assert list(built.evaluation_batches("validation", 4)) == []
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 23, 50])
+@pytest.mark.parametrize("role", ["validation", "test"])
+def test_evaluation_counts_every_example_once_and_pads_with_zeros(role, batch_size):
+    built, source, split = _build(_images())
+    batches = list(built.evaluation_batches(role, batch_size))
+    assert all(batch["inputs"].shape == (batch_size, 8, 8, 3) for batch in batches)
+    rows = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+    mask = rows.pop("mask")
+    ids = split.validation if role == "validation" else np.arange(23)
+    inputs, labels = (
+        (source.inputs, source.labels)
+        if role == "validation"
+        else (source.test_inputs, source.test_labels)
+    )
+    np.testing.assert_array_equal(rows["example_id"][mask], ids)
+    np.testing.assert_array_equal(rows["label"][mask], labels[ids])
+    expected = inputs[ids].astype(np.float64) / 127.5 - 1
+    np.testing.assert_allclose(rows["inputs"][mask], expected, atol=1e-6)
+    assert mask.sum() == len(ids) and len(mask) < len(ids) + batch_size
+    assert not any(value[~mask].any() for value in rows.values())
+
+
+def test_standardized_inputs_have_zero_mean_and_unit_deviation_in_each_channel():
+    built, source, _ = _build(_images(), normalization="standardize")
+    mean, std = pipeline.channel_moments(source.inputs)
+    np.testing.assert_allclose(mean, source.inputs.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(std, source.inputs.std(axis=(0, 1, 2)), rtol=1e-12)
+    rows = built.validation_batch(0)
+    expected = (source.inputs[rows["example_id"].numpy()] - mean) / std
+    np.testing.assert_allclose(rows["inputs"], expected, atol=1e-5)
+
+
+def test_labeled_images_get_the_weak_view_and_validation_images_none():
+    built, source, _ = _build(_images(), shift=0, flip=False, views=())
+    batch = built.train_batch(0)["labeled"]
+    expected = source.inputs[batch["example_id"].numpy()] / 127.5 - 1
+    np.testing.assert_allclose(batch["inputs"], expected, atol=1e-6)
+    flipped, source, _ = _build(
+        _images(), shift=0, flip=True, views=(), sizes={"labeled_batch_size": 64}
+    )
+    batch = flipped.train_batch(0)["labeled"]
+    original = source.inputs[batch["example_id"].numpy()] / 127.5 - 1
+    as_is = np.isclose(batch["inputs"], original, atol=1e-6).all(axis=(1, 2, 3))
+    mirrored = np.isclose(batch["inputs"], original[:, :, ::-1], atol=1e-6).all(axis=(1, 2, 3))
+    assert np.all(as_is ^ mirrored) and 10 < mirrored.sum() < 54
+
+
+def test_no_graph_holds_a_copy_of_the_data():
+    built, source, _ = _build(_images(n=400), views=("weak",))
+    graph = built._train.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
+    assert graph.as_graph_def().ByteSize() < source.inputs.nbytes + 1_000_000
+    largest = max(
+        (len(node.attr["value"].tensor.tensor_content) for node in graph.as_graph_def().node),
+        default=0,
+    )
+    assert largest < source.inputs.nbytes // 10
+
+
+def test_an_unknown_evaluation_role_is_refused():
+    with pytest.raises(ValueError, match="'train'"):
+        _build()[0].evaluation_batches("train", 4)
