@@ -101,7 +101,10 @@ ensure_environment() {
   mkdir -p "$(dirname "$folder")" || return 1
   if command -v flock >/dev/null; then  # Two scripts started together build it once.
     exec 9> "$folder.lock" || return 1
-    flock 9 || return 1
+    if ! flock -n 9; then
+      echo "Waiting for another script that is making $folder."
+      flock 9 || return 1
+    fi
   fi
 
   local rebuild=""
