@@ -1,6 +1,7 @@
 """What the binaries share around the library: build from a config, guard the run, train."""
 
 import dataclasses
+import logging
 import os
 import pathlib
 import signal
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import app, flags, logging
+from absl import app, flags
 
 from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, metrics, training
@@ -41,7 +42,7 @@ def run(main: Callable[[], None]) -> None:
     def guarded(argv):
         if len(argv) > 1:
             sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
-        logging.set_verbosity(logging.INFO)
+        logging.getLogger("ssl_influence").setLevel(logging.INFO)
         try:
             main()
         except USER_ERRORS as error:

@@ -223,9 +223,9 @@ class BilevelTrainer(tf.Module):
         self.ema.update()
         self.step.assign_add(1)
         terms["gradient_norm"] = tf.linalg.global_norm(gradients)
-        reported.update({f"train/{name}": value for name, value in output.metrics.items()})
-        reported.update({f"train/{name}": value for name, value in terms.items()})
-        return reported
+        # Terms first: where several are not finite, the run names the first.
+        named = {**terms, **output.metrics}
+        return {**{f"train/{name}": value for name, value in named.items()}, **reported}
 
     def _move_weights(self, output, validation):
         config = self.config.weights
@@ -332,7 +332,7 @@ def train(
       trainer: holds all state.
       pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)`
         and `evaluation_batches(role, batch_size)`.
-      model_dir: an existing directory.
+      model_dir: the run's directory; made where it is missing.
       config: length and intervals.
       weight_ids: ids of the unlabeled examples, whose weights are summarized in the metrics and
         written beside each checkpoint; None takes the whole table.
@@ -347,6 +347,7 @@ def train(
       CheckpointError: the newest checkpoint does not fit.
     """
     model_dir = pathlib.Path(model_dir)
+    model_dir.mkdir(parents=True, exist_ok=True)
     window = metrics_lib.MetricWindow()
     checkpointer = checkpoints.Checkpointer(
         model_dir / "checkpoints", config.keep_checkpoints, window=window, **trainer.state()
@@ -458,12 +459,12 @@ def _export_weights(
 class _Progress:
     """A bar with the time left on a terminal; a plain line for each row of metrics elsewhere."""
 
-    _SHOWN = (
-        "train/loss_supervised",
-        "train/loss_unsupervised",
-        "weights/mean",
-        "validation/error",
-    )
+    _SHOWN = {
+        "train/loss_supervised": "supervised",
+        "train/loss_unsupervised": "unsupervised",
+        "weights/mean": "mean weight",
+        "validation/error": "validation error %",
+    }
 
     def __init__(self, start: int, stop: int):
         self._stop = stop
@@ -475,7 +476,7 @@ class _Progress:
         self._bar.update()
 
     def report(self, step: int, row: Mapping[str, float]) -> None:
-        shown = {name.split("/")[-1]: row[name] for name in self._SHOWN if name in row}
+        shown = {label: row[name] for name, label in self._SHOWN.items() if name in row}
         if self._bar.disable:
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
             _log.info("step %d/%d  %s", step, self._stop, numbers)
