@@ -19,7 +19,8 @@ _LUMA = (19595, 38470, 7471)
 OPAQUE = -(1 << 24)
 
 
-def _check_images(images: tf.Tensor) -> None:
+def check_images(images: tf.Tensor) -> None:
+    """Raises a ValueError unless the images are uint8 [B, H, W, C] with static H, W and C."""
     if images.dtype != tf.uint8 or images.shape.rank != 4:
         raise ValueError(
             f"images are {images.dtype.name} {images.shape}: pass uint8 of shape [B, H, W, C]."
@@ -48,7 +49,7 @@ def pack(images: tf.Tensor) -> tf.Tensor:
     Raises:
       ValueError: images of another dtype, rank or number of channels.
     """
-    _check_images(images)
+    check_images(images)
     if images.shape[-1] not in (1, 3):
         raise ValueError(f"images have {images.shape[-1]} channels: pass 1 or 3.")
     if images.shape[-1] == 1:
@@ -216,7 +217,7 @@ def rotate(images: tf.Tensor, degrees: tf.Tensor, fill: int = 0) -> tf.Tensor:
 
 
 def _move(matrix, images, magnitude, fill):
-    _check_images(images)
+    check_images(images)
     _, height, width, _ = images.shape
     magnitude = _per_image(magnitude, images, tf.float64)
     return affine(images, matrix(magnitude, height, width), fill)
@@ -287,7 +288,7 @@ def cutout(
     Returns:
       uint8 [B, H, W, C].
     """
-    _check_images(images)
+    check_images(images)
     _, height, width, _ = images.shape
     mask = square_mask(center, _per_image(size, images, tf.int32), height, width)
     return paint(images, mask, fill)
@@ -316,7 +317,7 @@ def autocontrast(images: tf.Tensor) -> tf.Tensor:
     Args:
       images: uint8 [B, H, W, C].
     """
-    _check_images(images)
+    check_images(images)
     low = tf.cast(tf.reduce_min(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
     high = tf.cast(tf.reduce_max(images, axis=[1, 2]), tf.float64)[..., tf.newaxis]
     flat = high <= low
@@ -336,7 +337,7 @@ def equalize(images: tf.Tensor) -> tf.Tensor:
     Args:
       images: uint8 [B, H, W, C].
     """
-    _check_images(images)
+    check_images(images)
     _, height, width, channels = images.shape
     index = _table_index(images)
     histogram = tf.math.unsorted_segment_sum(
@@ -357,7 +358,7 @@ def invert(images: tf.Tensor) -> tf.Tensor:
     Args:
       images: uint8 [B, H, W, C].
     """
-    _check_images(images)
+    check_images(images)
     return 255 - images
 
 
@@ -368,7 +369,7 @@ def posterize(images: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       bits: [B], integers in 0..8; 8 leaves the image, 0 makes it black.
     """
-    _check_images(images)
+    check_images(images)
     kept = tf.bitwise.left_shift(255, 8 - _per_image(bits, images, tf.int32)) & 255
     return images & tf.cast(kept, tf.uint8)[:, tf.newaxis, tf.newaxis, tf.newaxis]
 
@@ -380,7 +381,7 @@ def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       threshold: [B], in 0..256; 256 leaves the image, 0 inverts it.
     """
-    _check_images(images)
+    check_images(images)
     threshold = _per_image(threshold, images, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]
     return tf.where(tf.cast(images, tf.float32) < threshold, images, 255 - images)
 
@@ -410,7 +411,7 @@ def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C].
       factor: [B], at least 0: 0 is black, 1 leaves the image, more is brighter.
     """
-    _check_images(images)
+    check_images(images)
     return _blend(0, images, factor)
 
 
@@ -421,7 +422,7 @@ def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], C 1 or 3.
       factor: [B], at least 0: 0 is flat gray, 1 leaves the image, more is stronger.
     """
-    _check_images(images)
+    check_images(images)
     _, height, width, _ = images.shape
     total = tf.reduce_sum(_luma(images), axis=[1, 2, 3], keepdims=True)
     mean = tf.floor(tf.cast(total, tf.float64) / (height * width) + 0.5)
@@ -461,7 +462,7 @@ def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], C 1 or 3.
       factor: [B], at least 0: 0 is gray, 1 leaves the image, more is more colorful.
     """
-    _check_images(images)
+    check_images(images)
     return _blend(_luma(images), images, factor)
 
 
@@ -472,5 +473,5 @@ def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       images: uint8 [B, H, W, C], H and W at least 3.
       factor: [B], at least 0: 0 is smoothed, 1 leaves the image, more is sharper.
     """
-    _check_images(images)
+    check_images(images)
     return _blend(_smooth(images), images, factor)

@@ -205,6 +205,28 @@ def test_cutout_paints_a_clipped_square():
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("kind", ["digits", "pictures"])
+def test_packed_pixels_move_as_images_do_and_carry_opacity(kind):
+    images = tf.constant(IMAGES[kind])
+    channels = images.shape[-1]
+    words = image_ops.pack(images)
+    assert words.dtype == tf.int32 and (words.numpy() < 0).all()
+    np.testing.assert_array_equal(image_ops.unpack(words, channels), images)
+    matrix = tf.tile([[0.9, 0.2, -5.0, 0.1, 1.1, 3.0]], [len(images), 1])
+    moved = image_ops.affine(words, matrix)
+    np.testing.assert_array_equal(
+        image_ops.unpack(moved, channels), image_ops.affine(images, matrix)
+    )
+    outside = image_ops.affine(tf.ones_like(images), matrix).numpy()[..., 0] == 0
+    assert outside.any() and not outside.all()
+    np.testing.assert_array_equal(moved.numpy() >= 0, outside)
+
+
+def test_pack_refuses_other_numbers_of_channels():
+    with pytest.raises(ValueError, match="images have 4 channels: pass 1 or 3"):
+        image_ops.pack(tf.zeros([1, 8, 8, 4], tf.uint8))
+
+
 @pytest.mark.parametrize(
     "images", [tf.zeros([2, 8, 8, 3]), tf.zeros([8, 8, 3], tf.uint8)], ids=["float", "unbatched"]
 )

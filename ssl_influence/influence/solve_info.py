@@ -1,0 +1,46 @@
+"""What a linear solver tells of its answer, the same for every solver."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+SOLVERS = (
+    "cholesky",
+    "cg",
+    "woodbury",
+    "inverse",
+    "identity",
+    "exact",
+    "conjugate_gradient",
+    "lissa",
+    "neumann",
+    "outer_product",
+    "unrolled",
+)
+
+
+class SolveError(ArithmeticError):
+    """A linear system that has no trustworthy answer. One line: what was seen and the remedy."""
+
+
+class SolveInfo(NamedTuple):
+    """How a solve went; scalars, all tensors, so that it may leave a compiled tf.function.
+
+    Attributes:
+      residual: |b - A x| / |b| of the answer that was found (0 for b = 0, infinite if not finite).
+      iterations: int32; refinement steps of a direct method.
+      negative_curvature: bool, a direction with v^T A v < 0 was met.
+      converged: bool, the answer may be used.
+      solver: int32, the index of the method in SOLVERS (`method` is its name).
+    """
+
+    residual: tf.Tensor
+    iterations: tf.Tensor
+    negative_curvature: tf.Tensor
+    converged: tf.Tensor
+    solver: tf.Tensor
+
+    @property
+    def method(self) -> str:
+        """The method's name. Only outside of a graph, where `solver` has a value."""
+        return SOLVERS[int(self.solver)]
