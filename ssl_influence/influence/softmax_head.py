@@ -6,9 +6,9 @@ sum_i w_i CE(p_i, q_i) + 1/2 sum_d l2_d |kernel_d|^2, with targets q_i that sum 
     gradient  X^T [w * (P - Q)]                            (+ l2 * kernel, zero at no optimum)
     Hessian   sum_i w_i (x_i x_i^T) (x) J_i + diag(l2) (x) I_C,      J_i = diag(p_i) - p_i p_i^T
 
-whatever the targets: pseudo-labels, sharpened or mixed distributions, and adversarial views (x_i and
-p_i at the moved point) alike. It is exact while targets, masks and directions are constants. A squared
-loss on probabilities or an added entropy term has another curvature; J is not theirs.
+whatever the targets: pseudo-labels, sharpened or mixed distributions, and adversarial views (x_i
+and p_i at the moved point) alike. It is exact while targets, masks and directions are constants. A
+squared loss on probabilities or an added entropy term has another curvature than J.
 
 A bias is one more row of the kernel, whose feature is 1. Matrices are row-major over kernel[d, c].
 Everything is computed in float64 if features or logits are, else in float32.
@@ -25,6 +25,7 @@ from ssl_influence.influence import solve_info
 METHODS = ("auto", "cholesky", "cg", "woodbury", "inverse")
 # Largest D * C that "auto" solves directly.
 DIRECT_LIMIT = 2500
+CG_ITERATIONS = 1000
 
 
 def gradient(
@@ -114,9 +115,9 @@ def solve(
 ) -> tuple[tf.Tensor, solve_info.SolveInfo]:
     """Solves (Hessian + damping I) x = rhs.
 
-    Along a common shift of all classes the Hessian is diag(l2) alone. That part is split off and solved
-    by division (to 0 where l2 + damping is 0: the pseudo-inverse), and the rest is solved in the
-    complement, where direct methods lift the shift by a multiple of I (x) 11^T/C.
+    Along a common shift of all classes the Hessian is diag(l2) alone. That part is split off and
+    solved by division (to 0 where l2 + damping is 0: the pseudo-inverse), and the rest is solved in
+    the complement, where direct methods lift the shift by a multiple of I (x) 11^T/C.
 
     Args:
       features: X [n, D].
@@ -131,7 +132,7 @@ def solve(
         the reference. "auto": "cholesky" up to D * C = 2500, then "cg".
       tolerance: relative residual at which cg stops. A direct method has converged below
         max(tolerance, sqrt(machine epsilon)).
-      max_iterations: of cg; None is min(D * C, 1000).
+      max_iterations: of cg; None is 1000.
       initial: where cg starts, [D, C]; None is 0.
 
     Returns:
@@ -160,10 +161,9 @@ def solve(
     rest = rhs - shift
     if method == "cg":
         start = tf.zeros_like(rhs) if initial is None else _cast(initial, x.dtype)
-        limit = max_iterations or min((x.shape[1] or 1000) * (p.shape[1] or 1000), 1000)
-        attempt = _conjugate_gradients(
-            system, rest, tf.math.divide_no_nan(start, unit), tolerance, limit
-        )
+        start = tf.math.divide_no_nan(start, unit)
+        limit = CG_ITERATIONS if max_iterations is None else max_iterations
+        attempt = _conjugate_gradients(system, rest, start, tolerance, limit)
     else:
         solver = {"cholesky": _cholesky, "woodbury": _woodbury, "inverse": _inverse}[method]
         attempt = solver(system, rest)
@@ -244,9 +244,13 @@ def _inverse(system, rhs):
     values, vectors = _eigh(system.lifted_matrix())
     done = tf.reduce_min(values) > 30 * _epsilon(rhs.dtype) * tf.reduce_max(tf.abs(values))
     values_or_one = tf.where(done, values, tf.ones_like(values))
-    inverse = tf.matmul(vectors / values_or_one, vectors, transpose_b=True)
-    answer = tf.reshape(tf.matmul(inverse, tf.reshape(rhs, [-1, 1])), tf.shape(rhs))
-    return _Attempt(answer, tf.constant(0), _is_indefinite(values), done)
+    matrix = tf.matmul(vectors / values_or_one, vectors, transpose_b=True)
+
+    def inverse(r):
+        return tf.reshape(tf.matmul(matrix, tf.reshape(r, [-1, 1])), tf.shape(r))
+
+    answer, iterations = _refined(inverse, system, rhs)
+    return _Attempt(answer, iterations, _is_indefinite(values), done)
 
 
 def _woodbury(system, rhs):
@@ -280,7 +284,7 @@ def _woodbury(system, rhs):
 
 
 def _refined(inverse, system, rhs, steps=2):
-    """Iterative refinement: in float32 it recovers the digits that the factorization lost."""
+    """Iterative refinement recovers the digits that float32, or XLA's eigenvalues, cost."""
     answer = inverse(rhs)
     for _ in range(steps):
         answer = _without_shift(answer + inverse(rhs - system.times(answer)))
@@ -289,7 +293,7 @@ def _refined(inverse, system, rhs, steps=2):
 
 def _conjugate_gradients(system, rhs, start, tolerance, limit):
     """Preconditioned conjugate gradients in the space without the shift; the best iterate is kept."""
-    precondition = _kronecker_preconditioner(system)
+    precondition, size = _kronecker_preconditioner(system)
     target = _cast(tolerance, rhs.dtype) * tf.norm(rhs)
     x = _without_shift(start)
     r = rhs - system.times(x)
@@ -304,7 +308,6 @@ def _conjugate_gradients(system, rhs, start, tolerance, limit):
         rz: tf.Tensor
         best: tf.Tensor
         best_norm: tf.Tensor
-        top_curvature: tf.Tensor
         stopped: tf.Tensor
         negative: tf.Tensor
 
@@ -317,9 +320,8 @@ def _conjugate_gradients(system, rhs, start, tolerance, limit):
         product = system.times(s.direction)
         curvature = tf.reduce_sum(s.direction * product)
         per_length = tf.math.divide_no_nan(curvature, tf.reduce_sum(s.direction**2))
-        top = tf.maximum(s.top_curvature, per_length)
         # Rounding alone makes a flat direction of a singular system slightly negative.
-        negative = per_length < -100 * _epsilon(rhs.dtype) * top
+        negative = per_length < -100 * _epsilon(rhs.dtype) * size
         going = curvature > 0
         alpha = tf.where(going, tf.math.divide_no_nan(s.rz, curvature), zero)
         x = s.x + alpha * s.direction
@@ -336,19 +338,22 @@ def _conjugate_gradients(system, rhs, start, tolerance, limit):
             rz=rz,
             best=tf.where(better, x, s.best),
             best_norm=tf.where(better, norm, s.best_norm),
-            top_curvature=top,
             stopped=~going,
             negative=negative,
         )
 
     no = tf.constant(False)
-    begin = State(tf.constant(0), x, r, z, tf.reduce_sum(r * z), x, tf.norm(r), zero, no, no)
+    begin = State(tf.constant(0), x, r, z, tf.reduce_sum(r * z), x, tf.norm(r), no, no)
     end = State(*tf.while_loop(unfinished, step, begin, maximum_iterations=limit))
     return _Attempt(end.best, end.k, end.negative, end.best_norm <= target)
 
 
 def _kronecker_preconditioner(system):
-    """Inverse of X^T W X (x) mean J + mean(l2 + damping) I, through two small eigenproblems."""
+    """Inverse of X^T W X (x) mean J + mean(l2 + damping) I, through two small eigenproblems.
+
+    The mean of the J_i, and not J at the mean p, as the latter is far too large once predictions are
+    confident. Returns the function r -> z, and the largest eigenvalue of what it inverts.
+    """
     x, p, weight, diagonal = system
     weight = tf.abs(weight)[:, tf.newaxis]
     p_mean = tf.math.divide_no_nan(tf.reduce_sum(weight * p, axis=0), tf.reduce_sum(weight))
@@ -358,14 +363,15 @@ def _kronecker_preconditioner(system):
     g, v = _eigh(tf.matmul(x, weight * x, transpose_a=True))
     s, q = _eigh(j_mean)
     scale = tf.maximum(g, 0)[:, tf.newaxis] * tf.maximum(s, 0) + tf.reduce_mean(diagonal)
-    scale = tf.maximum(scale, _epsilon(x.dtype) * tf.reduce_max(scale))
+    size = tf.reduce_max(scale)
+    scale = tf.maximum(scale, _epsilon(x.dtype) * size)
 
     def precondition(r):
         r = tf.matmul(tf.matmul(v, r, transpose_a=True), q)
         r = tf.matmul(tf.matmul(v, tf.math.divide_no_nan(r, scale)), q, transpose_b=True)
         return _without_shift(r)
 
-    return precondition
+    return precondition, size
 
 
 def _matrix(x, p, weight, diagonal):
