@@ -10,8 +10,8 @@ then the weak view's flip and shift. Departures from that code:
 - Pixels that come from outside the image or that cutout painted get one gray level, in uint8 (the
   default 128 is 0 after scaling to [-1, 1], but for rounding); there, exactly 0 after
   normalization. As there, an operation that drops opacity makes them ordinary pixels again.
-- Images keep their gray levels; there, normalizing and truncating back lowered about 8% of the levels
-  by one.
+- Images keep their gray levels; there, normalizing and truncating back lowered about 8% of the
+  levels by one.
 - Images of one channel are transformed as gray ones: color changes nothing.
 
 FixMatch's strong view flips and shifts first; the two orders differ in what the shift's reflection
