@@ -154,7 +154,8 @@ ensure_environment() {
   rm -f "$installed"
   : > "$installing"
   local status=0
-  (cd "$_checkout" && "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check \
+  # seqeval, wanted by "text", has only a source release, which older pips cannot build in place.
+  (cd "$_checkout" && "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --use-pep517 \
     -c third_party/constraints.txt -e ".${wanted:+[${wanted// /,}]}") || status=$?
   rm -f "$installing"
   if [[ $status -ne 0 ]]; then
