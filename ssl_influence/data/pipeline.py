@@ -90,9 +90,9 @@ class Pipeline:
             self._test_labels = tf.constant(source.test_labels)
             self._ids = {role: tf.constant(getattr(split, role), tf.int64) for role in splits.ROLES}
             self._seed = tf.constant([seed, 0], tf.int64)
-        self._train = tf.function(functools.partial(self._training_batch, _TRAIN))
-        self._fresh = tf.function(functools.partial(self._training_batch, _FRESH))
-        self._validation = tf.function(self._validation_batch)
+        self._train = tf.function(functools.partial(self._training_batch, _TRAIN), autograph=False)
+        self._fresh = tf.function(functools.partial(self._training_batch, _FRESH), autograph=False)
+        self._validation = tf.function(self._validation_batch, autograph=False)
 
     def train_batch(self, step: int | tf.Tensor) -> Batch:
         """The training batch of a step; may be called in a tf.function and in tf.data.
@@ -289,7 +289,7 @@ def _affine(images: np.ndarray, augment: config.AugmentConfig) -> tuple[np.ndarr
 
 def _at_most(role: str, batch_size: int, size: int) -> int:
     if batch_size > size:
-        _log.warning(
+        _log.info(
             "There are %d %s examples: their batch holds all of them, not %d.",
             size,
             role,
