@@ -132,7 +132,7 @@ ensure_environment() {
     _create_environment "$base" "$folder" || return 1
   fi
 
-  # The record is the hash, then the extras that are there.
+  # The record is the hash, then the extras that were asked for so far.
   hash="$(_requirements_hash)"
   wanted=" $* "
   if [[ -e "$installed" ]]; then
@@ -151,7 +151,7 @@ ensure_environment() {
   done
   wanted="$(echo $wanted)"
   echo "Installing ssl_influence${wanted:+ with the extras: $wanted} (some minutes the first time)."
-  rm -f "$installed"
+  echo "unfinished $extras" > "$installed"
   : > "$installing"
   local status=0
   # seqeval, wanted by "text", has only a source release, which older pips cannot build in place.

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Lower layers first. A module may import from the layers below its own, and from its own package.
 LAYERS = (
-    {"config", "head_rows"},
+    {"config", "files", "head_rows"},
     {"data", "augment", "models", "per_example", "optimizers", "averages"},
     {"influence", "example_weights", "methods"},
     {"checkpoints", "metrics", "distribution"},
