@@ -11,8 +11,9 @@ class ExampleWeights(tf.Module):
     """The example weights, the optimizer that moves them, and what is known of their updates.
 
     All of it is trackable: `tf.train.Checkpoint(weights=example_weights)` saves and restores the
-    weights, the optimizer's slots, `skipped` and `updates` bit for bit. With several replicas, create
-    and update it outside `strategy.scope()` and `strategy.run`, from gathered ids and gradients.
+    weights, the optimizer's slots, `skipped` and `updates` bit for bit. With several replicas,
+    create and update it outside `strategy.scope()` and `strategy.run`, from ids and gradients that
+    are gathered over the replicas.
 
     Args:
       size: number of examples; ids are 0..size-1.
@@ -113,8 +114,8 @@ class ExampleWeights(tf.Module):
             or tf.distribute.get_strategy().num_replicas_in_sync > 1
         ):
             raise RuntimeError(
-                "ExampleWeights.update was called inside strategy.scope() or strategy.run(): gather "
-                "the ids and gradients over the replicas and call it once, outside both."
+                "ExampleWeights.update was called inside strategy.scope() or strategy.run(): "
+                "gather the ids and gradients over the replicas and call it once, outside both."
             )
         ids = tf.convert_to_tensor(ids)
         with tf.control_dependencies(self._assertions(ids)):

@@ -2,8 +2,8 @@
 
 `m_adam_update` is the mathematics in the paper's symbols, without state. `MAdam` keeps the state as
 a Keras optimizer. Both move only the coordinates that have a gradient; everything that belongs to
-another coordinate stays bit-identical. Sparse updates cost what the batch costs, whatever the number
-of examples.
+another coordinate stays bit-identical. The cost of a sparse update grows with the batch, not with
+the number of examples.
 """
 
 import math
@@ -55,7 +55,7 @@ def m_adam_update(
         of its own; "global" advances it at each call, as the algorithm is printed.
 
     Returns:
-      The new `MAdamState`. Where g is 0, its lam, m, v (and a per-example t) are the old, bit for bit.
+      The new `MAdamState`. Where g is 0, lam, m, v and a per-example t are the old, bit for bit.
     """
     lam = tf.convert_to_tensor(lam)
     m, v, g = (tf.convert_to_tensor(x, lam.dtype) for x in (m, v, g))

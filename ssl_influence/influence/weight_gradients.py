@@ -27,8 +27,8 @@ def last_layer(
     """dL_V/dlambda of every unlabeled row, where theta is the last layer alone.
 
     The objective is sum_l a_l ell_S(l) + sum_r coef_r lambda_r ell_U(r) + 1/2 l2 |kernel|^2 +
-    1/2 l2_bias |bias|^2, with a softmax cross-entropy to a fixed target in every row, and L_V the mean
-    cross-entropy on the validation batch. With (H + damping I) S = grad L_V, row r has
+    1/2 l2_bias |bias|^2, with a softmax cross-entropy to a fixed target in every row. L_V is the
+    mean cross-entropy on the validation batch. With (H + damping I) S = grad L_V, row r has
 
         dL_V/dlambda_r = -coef_r <x_r^T S, g_r>
 
@@ -38,7 +38,7 @@ def last_layer(
       labeled: HeadRows of B_l rows. Their gradient is not used.
       labeled_coefficient: a_l, [B_l].
       unlabeled: HeadRows of R rows. The gradient g_r is that of the row's own loss.
-      unlabeled_coefficient: coef_r [R], all that multiplies the loss but lambda: w(t) m_r / (K B_u).
+      unlabeled_coefficient: coef_r [R], what multiplies the loss beside lambda: w(t) m_r / (K B_u).
       example_weight: lambda of the row's example, [R].
       validation_features: [B_v, D].
       validation_logits: [B_v, C].
@@ -53,8 +53,8 @@ def last_layer(
 
     Returns:
       The derivative [R], in the dtype of the solve (float32, or float64 for float64 features), and
-      SolveInfo. The rows of one example are to be summed (`ExampleWeights.update` does). If the solve
-      did not converge in a graph, do not use the derivative.
+      SolveInfo. The rows of one example are to be summed (`ExampleWeights.update` does). Where the
+      solve did not converge in a graph, do not use the derivative.
 
     Raises:
       SolveError: in eager mode, if the Hessian is singular, indefinite or not finite.
