@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import app, flags
+from absl import app, flags, logging as absl_logging
 
 from experiments import flags as shared_flags
-from ssl_influence import checkpoints, config as config_lib, evaluation, metrics, training
+from ssl_influence import checkpoints, config as config_lib, evaluation, files, metrics, training
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
@@ -42,6 +42,7 @@ def run(main: Callable[[], None]) -> None:
     def guarded(argv):
         if len(argv) > 1:
             sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
+        absl_logging.set_verbosity(absl_logging.WARNING)  # TensorFlow writes there too
         logging.getLogger("ssl_influence").setLevel(logging.INFO)
         try:
             main()
@@ -62,6 +63,11 @@ def build(config: config_lib.Config) -> Run:
     name = sources.parse_name(config.data.dataset)
     source = sources.load(name, config.data.data_dir)
     num_classes = len(source.class_names)
+    if name.validation < 1:
+        raise config_lib.ConfigError(
+            f"--dataset={config.data.dataset} leaves no validation example, by which weights are "
+            "learned and runs judged: ask for at least 1."
+        )
     split = splits.make(
         source.labels,
         num_classes,
@@ -137,8 +143,7 @@ def _claim(model_dir: pathlib.Path, built: Run, program: str) -> None:
     if manifest.exists():
         splits.check(splits.read(manifest), built.manifest)
     try:
-        model_dir.mkdir(parents=True, exist_ok=True)
-        metrics.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
+        files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
         splits.write(built.manifest, manifest)
     except OSError as error:
         raise config_lib.ConfigError(

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import metrics
+from ssl_influence import files
 
 
 class CheckpointError(RuntimeError):
@@ -88,11 +88,9 @@ def export_weights(
       weight: lambda by id, [size].
       updates: how often lambda moved, by id, [size].
     """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["example_id", "weight", "updates"])
     for identity in example_id:
         writer.writerow([identity, repr(float(weight[identity])), updates[identity]])
-    metrics.write_atomically(path, text.getvalue())
+    files.write_atomically(path, text.getvalue())

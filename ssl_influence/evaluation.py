@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, metrics
+from ssl_influence import averages, checkpoints, files
 
 MEDIAN_WINDOWS = (1, 10, 20, 50)
 
@@ -101,11 +101,10 @@ def evaluate_run(
     summary = {
         split: summarize([row for row in rows if row["split"] == split], split) for split in splits
     }
-    (model_dir / "eval").mkdir(exist_ok=True)
-    metrics.write_atomically(
+    files.write_atomically(
         model_dir / "eval" / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
     )
-    metrics.write_atomically(
+    files.write_atomically(
         model_dir / "eval" / "summary.json", json.dumps(summary, indent=2) + "\n"
     )
     return summary

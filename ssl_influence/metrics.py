@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from ssl_influence import files
+
 
 class NonFiniteError(FloatingPointError):
     """A term of the objective is NaN or infinite. One line: the term, its value, the step."""
@@ -68,7 +70,7 @@ class MetricsWriter:
     def __init__(self, path: str | os.PathLike, resume_step: int):
         self._path = pathlib.Path(path)
         kept = [row for row in read_metrics(self._path) if row["step"] <= resume_step]
-        write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        files.write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._start = time.monotonic() - (kept[-1]["wall_s"] if kept else 0.0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -95,11 +97,3 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
             if number < len(lines):
                 raise ValueError(f"{path}:{number} is not JSON: {line[:60]!r}") from error
     return rows
-
-
-def write_atomically(path: str | os.PathLike, text: str) -> None:
-    """Replaces the file in one move: a reader, or a kill, sees the old text or the new one."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -347,7 +347,6 @@ def train(
       CheckpointError: the newest checkpoint does not fit.
     """
     model_dir = pathlib.Path(model_dir)
-    model_dir.mkdir(parents=True, exist_ok=True)
     window = metrics_lib.MetricWindow()
     checkpointer = checkpoints.Checkpointer(
         model_dir / "checkpoints", config.keep_checkpoints, window=window, **trainer.state()
@@ -414,10 +413,13 @@ def train(
 def _step(trainer: BilevelTrainer, pipeline, step: int, batch: Batch) -> dict[str, tf.Tensor]:
     if not weight_step_due(step, trainer.config.weights):
         return trainer.theta_step(batch)
-    validation = pipeline.validation_batch(step)
-    if trainer.config.weights.batch == "fused":
+    weights = trainer.config.weights
+    # Counted in weight steps, so that one after the other sees all examples.
+    weight_step = (step - weights.warmup_steps) // weights.inner_steps - 1
+    validation = pipeline.validation_batch(weight_step)
+    if weights.batch == "fused":
         return trainer.bilevel_step(batch, validation)
-    reported = trainer.weight_step(pipeline.fresh_batch(step), validation)
+    reported = trainer.weight_step(pipeline.fresh_batch(weight_step), validation)
     return {**reported, **trainer.theta_step(batch)}
 
 

@@ -73,6 +73,9 @@ class Pipeline:
         self._views = tuple(views)
         if source.is_image:
             self._scale, self._offset = _affine(source.inputs, augment_config)
+            # Cutout and pixels from outside are 0 after normalization, as in UDA's code.
+            zero = np.broadcast_to(np.round(-self._offset / self._scale), source.inputs.shape[-1:])
+            self._fill = tuple(zero.astype(int).tolist())
         self._test_size = len(source.test_labels)
         self._validation_size = len(split.validation)
         self.labeled_batch_size = data_config.labeled_batch_size
@@ -211,7 +214,7 @@ class Pipeline:
     ) -> Mapping[str, tf.Tensor]:
         if not self._is_image:
             return {name: inputs for name in names}
-        made = policies.views(inputs, seed, names, self._augment, self._flip)
+        made = policies.views(inputs, seed, names, self._augment, self._flip, fill=self._fill)
         return {name: self._normalize(view) for name, view in made.items()}
 
     def _normalize(self, inputs: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_influence import config
+from ssl_influence import config, files
 from ssl_influence.data import sources
 
 ROLES = ("labeled", "validation", "unlabeled")
@@ -211,18 +211,8 @@ def manifest(split: Split, name: sources.DatasetName, source: sources.Source) ->
 
 def write(contents: dict[str, Any], path: str | os.PathLike) -> None:
     """Writes a manifest. There is never a half-written file at `path`."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            json.dump(contents, file, separators=(",", ":"))
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    text = json.dumps(contents, separators=(",", ":"))
+    files.write_atomically(path, text + "\n")
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
