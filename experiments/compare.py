@@ -6,7 +6,7 @@
 Each row is a run of its own under --model_dir and prints its last test error, raw and averaged.
 """
 
-from experiments import comparison, launch
+from experiments import command, comparison
 
 comparison.define_flags({"dataset": "cifar10.1@250-1024"})
 
@@ -16,4 +16,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    command.run(main)

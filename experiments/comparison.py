@@ -4,9 +4,8 @@ import pathlib
 
 from absl import flags
 
-from experiments import flags as shared_flags, launch
+from experiments import flags as shared_flags
 from ssl_influence import config as config_lib
-from ssl_influence.reporting import tables
 
 flags.disclaim_key_flags()
 
@@ -37,6 +36,9 @@ def main(program: str) -> None:
     if unknown or not rows:
         raise config_lib.ConfigError(f"rows={','.join(rows)}: choose among {', '.join(ROWS)}.")
     config = shared_flags.to_config()
+    from experiments import launch
+    from ssl_influence.reporting import tables
+
     results = {}
     for row in rows:
         built = launch.build(config.replace(**ROWS[row]))

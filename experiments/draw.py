@@ -9,14 +9,15 @@ import pathlib
 
 from absl import flags
 
-from experiments import launch
+from experiments import command
 from ssl_influence import config as config_lib
-from ssl_influence.reporting import figures
 
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
 
 
 def main() -> None:
+    from ssl_influence.reporting import figures
+
     model_dir = pathlib.Path(_MODEL_DIR.value)
     for draw, name in ((figures.curve, "curve.png"), (figures.weight_histogram, "weights.png")):
         try:
@@ -27,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    command.run(main)

@@ -13,17 +13,15 @@ import pathlib
 
 from absl import flags
 
-from experiments import flags as shared_flags, launch
-from ssl_influence import config as config_lib, training
-from ssl_influence.data import splits
-from ssl_influence.reporting import tables
+from experiments import command, flags as shared_flags
+from ssl_influence import config as config_lib
 
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "Where TFDS datasets are now, if they were moved."
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", training.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
+    "batch_size", config_lib.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
 )
 
 
@@ -36,10 +34,14 @@ def main() -> None:
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
     if _DATA_DIR.value:
         config = config.replace(data={"data_dir": _DATA_DIR.value})
+    from experiments import launch
+    from ssl_influence.data import splits
+    from ssl_influence.reporting import tables
+
     built = launch.build(config)
     splits.check(splits.read(model_dir / "split.json"), built.manifest)
     print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value)))
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    command.run(main)

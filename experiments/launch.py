@@ -1,27 +1,20 @@
 """What the binaries share around the library: build from a config, guard the run, train."""
 
 import dataclasses
-import logging
 import os
 import pathlib
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
 import tf_keras as keras
-from absl import app, flags, logging as absl_logging
 
 from experiments import flags as shared_flags
-from ssl_influence import checkpoints, config as config_lib, evaluation, files, metrics, training
+from ssl_influence import config as config_lib, evaluation, files, training
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
-
-flags.disclaim_key_flags()
-
-USER_ERRORS = (config_lib.ConfigError, checkpoints.CheckpointError, metrics.NonFiniteError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,22 +27,6 @@ class Run:
     manifest: dict
     pipeline: pipeline_lib.Pipeline
     trainer: training.BilevelTrainer
-
-
-def run(main: Callable[[], None]) -> None:
-    """Runs a binary: errors that a user can mend end it with one line and exit code 1."""
-
-    def guarded(argv):
-        if len(argv) > 1:
-            sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
-        absl_logging.set_verbosity(absl_logging.WARNING)  # TensorFlow writes there too
-        logging.getLogger("ssl_influence").setLevel(logging.INFO)
-        try:
-            main()
-        except USER_ERRORS as error:
-            sys.exit(f"error: {error}")
-
-    app.run(guarded)
 
 
 def build(config: config_lib.Config) -> Run:
@@ -120,7 +97,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
 
 
 def evaluate(
-    built: Run, model_dir: str | os.PathLike, batch_size: int = training.EVALUATION_BATCH_SIZE
+    built: Run, model_dir: str | os.PathLike, batch_size: int = config_lib.EVALUATION_BATCH_SIZE
 ) -> dict[str, dict]:
     """Evaluates every checkpoint on test and validation, see evaluation.evaluate_run."""
     batches = {

@@ -8,7 +8,7 @@ Trains supervised, fixed and per-example weights on the same points and prints t
 (under a minute on two cores).
 """
 
-from experiments import comparison, launch
+from experiments import command, comparison
 
 comparison.define_flags(
     {
@@ -39,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    command.run(main)

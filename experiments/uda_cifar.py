@@ -16,7 +16,7 @@ Running the same command again resumes. SIGTERM saves and exits.
 
 from absl import flags
 
-from experiments import flags as shared_flags, launch
+from experiments import command, flags as shared_flags
 
 _MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
 
@@ -24,9 +24,12 @@ shared_flags.define({"dataset": "cifar10.1@250-1024"})
 
 
 def main() -> None:
-    built = launch.build(shared_flags.to_config())
+    config = shared_flags.to_config()
+    from experiments import launch
+
+    built = launch.build(config)
     launch.train(built, _MODEL_DIR.value, "experiments.uda_cifar")
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    command.run(main)

@@ -1,0 +1,29 @@
+"""Runs a binary's main, with one clear line for whatever a user can mend."""
+
+import logging
+import sys
+from collections.abc import Callable
+
+from absl import app, logging as absl_logging
+
+from ssl_influence import config as config_lib
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the flags and calls `main`; a UserError ends the binary with one line and exit code 1.
+
+    Binaries import TensorFlow inside `main`: it takes seconds, and neither --help nor a wrong flag
+    should wait for it.
+    """
+
+    def guarded(argv):
+        if len(argv) > 1:
+            sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
+        absl_logging.set_verbosity(absl_logging.WARNING)  # TensorFlow writes there too
+        logging.getLogger("ssl_influence").setLevel(logging.INFO)
+        try:
+            main()
+        except config_lib.UserError as error:
+            sys.exit(f"error: {error}")
+
+    app.run(guarded)
