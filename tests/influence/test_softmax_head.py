@@ -136,6 +136,17 @@ def test_a_dead_feature_is_singular(method, dtype):
     assert info.converged
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("method", ["cholesky", "inverse"])
+def test_a_singular_system_is_refused_even_if_it_has_answers(method, dtype):
+    fn = tf.function(lambda *a: softmax_head.solve(*a, method=method))
+    for seed in range(40):  # rounding decides whether a bare factorization succeeds
+        x, logits, weight, vector, _ = problem(n=40, d=6, seed=seed, dtype=dtype)
+        x[:, 2] = 0.3 * x[:, 1] + 0.7 * x[:, 0]
+        rhs = softmax_head.hessian_vector_product(x, logits, weight, vector)
+        assert not fn(x, logits, weight, rhs)[1].converged
+
+
 @pytest.mark.parametrize("method", SOLVERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_an_indefinite_hessian_is_reported(method, dtype):
