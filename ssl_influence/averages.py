@@ -16,23 +16,24 @@ class ExponentialMovingAverage(tf.Module):
 
     def __init__(self, variables: Sequence[tf.Variable], decay: float):
         super().__init__(name="ema")
-        self._variables = list(variables)
         self._decay = decay
-        self.shadow = [tf.Variable(v, trainable=False, dtype=v.dtype) for v in self._variables]
+        self.shadow = [tf.Variable(v, trainable=False, dtype=v.dtype) for v in variables]
+        # A list as an attribute would put the model's variables under "ema" in checkpoints.
+        self._pairs = lambda: zip(self.shadow, variables, strict=True)
 
     def update(self) -> None:
         """Moves every shadow one step toward its variable; call after each theta step."""
-        for shadow, variable in zip(self.shadow, self._variables, strict=True):
+        for shadow, variable in self._pairs():
             shadow.assign_sub((1.0 - self._decay) * (shadow - variable))
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Within the context the variables hold the averages, after it their own values."""
-        own = [variable.numpy() for variable in self._variables]
-        for shadow, variable in zip(self.shadow, self._variables, strict=True):
+        own = [variable.numpy() for _, variable in self._pairs()]
+        for shadow, variable in self._pairs():
             variable.assign(shadow)
         try:
             yield
         finally:
-            for variable, value in zip(self._variables, own, strict=True):
+            for (_, variable), value in zip(self._pairs(), own, strict=True):
                 variable.assign(value)

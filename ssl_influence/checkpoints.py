@@ -9,10 +9,10 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import files
+from ssl_influence import config, files
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(config.UserError, RuntimeError):
     """A checkpoint that does not hold just what the run needs. One line: file and cause."""
 
 

@@ -21,11 +21,16 @@ MODELS = ("wide_resnet", "mlp")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
 DECAYED_VARIABLES = ("kernels", "all")
+EVALUATION_BATCH_SIZE = 500
 EMA_VARIABLES = ("trainable", "all")
 VALIDATION_BATCH_NORMS = ("inference", "batch")
 
 
-class ConfigError(ValueError):
+class UserError(Exception):
+    """What a user can mend; the message is one line that names the cause and the remedy."""
+
+
+class ConfigError(UserError, ValueError):
     """A setting or combination that cannot work. One line: the value and the remedy."""
 
 

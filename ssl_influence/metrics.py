@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from ssl_influence import files
+from ssl_influence import config, files
 
 
-class NonFiniteError(FloatingPointError):
+class NonFiniteError(config.UserError, FloatingPointError):
     """A term of the objective is NaN or infinite. One line: the term, its value, the step."""
 
 

@@ -23,8 +23,6 @@ from ssl_influence import (
 )
 from ssl_influence.influence import weight_gradients
 
-EVALUATION_BATCH_SIZE = 500
-
 _log = logging.getLogger("ssl_influence")
 
 Batch = Mapping[str, Any]
@@ -356,7 +354,7 @@ def train(
     start = int(trainer.step)
     writer = metrics_lib.MetricsWriter(model_dir / "metrics.jsonl", start)
     evaluator = evaluation.Evaluator(trainer.model)
-    validation = pipeline.evaluation_batches("validation", EVALUATION_BATCH_SIZE)
+    validation = pipeline.evaluation_batches("validation", config_lib.EVALUATION_BATCH_SIZE)
     if weight_ids is None:
         weight_ids = np.arange(trainer.example_weights.size)
     skipped = int(trainer.skipped_weight_steps)
