@@ -10,6 +10,8 @@ REQUIRED = [
     "tensorflow>=2.20,<2.21",
     "tf_keras>=2.20,<2.21",
     "tensorflow-datasets>=4.9.7,<5",
+    # TFDS imports it to prepare a dataset, without declaring it.
+    "importlib_resources>=5",
     "absl-py>=1.4,<3",
     "tensorboard>=2.20,<2.21",
     "tqdm>=4.66,<5",
@@ -32,7 +34,14 @@ EXTRAS = {
     # tensorflow-tpu holds the module `tensorflow` too, and the last one installed wins. After this
     # extra: pip uninstall -y tensorflow && pip install --force-reinstall --no-deps tensorflow-tpu
     "tpu": ["tensorflow-tpu>=2.20,<2.21; platform_system == 'Linux'"],
-    "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.12", "pillow>=10", "scipy>=1.11"],
+    "test": [
+        "pytest>=8",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6.100",
+        "ruff>=0.12",
+        "pillow>=10",
+        "scipy>=1.11",
+    ],
 }
 
 setuptools.setup(

@@ -1,0 +1,87 @@
+"""Starting the binaries as a user does, and reading what they left."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from ssl_influence import metrics
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TINY = [
+    "--dataset=digits.1@20-40",
+    "--depth=10",
+    "--width=1",
+    "--filters=4",
+    "--batch_norm_momentum=0.9",
+    "--confidence=0.2",
+    "--labeled_batch_size=8",
+    "--unlabeled_batch_size=16",
+    "--validation_batch_size=20",
+    "--weight_warmup_steps=5",
+    "--inner_steps=3",
+    "--log_every=6",
+    "--eval_every=8",
+    "--checkpoint_every=10",
+    "--train_steps=40",
+]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, timeout=300):
+    out, err = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run(module, *arguments):
+    return finish(start("-m", f"experiments.{module}", *arguments))
+
+
+def succeeded(result):
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result
+
+
+def train(model_dir, *arguments):
+    return run("uda_cifar", *TINY, *arguments, f"--model_dir={model_dir}")
+
+
+def contents(model_dir):
+    """All that a finished run holds, timings aside."""
+    reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
+    # How often a checkpoint was written is no part of the run.
+    names = sorted(n for n in reader.get_variable_to_shape_map() if "save_counter" not in n)
+    tensors = {name: np.array(reader.get_tensor(name)) for name in names}
+    rows = [{**row, "wall_s": 0} for row in metrics.read_metrics(model_dir / "metrics.jsonl")]
+    return tensors, rows, (model_dir / "weights" / "weights-40.csv").read_text()
+
+
+def assert_same_run(a, b):
+    tensors, others = contents(a)[0], contents(b)[0]
+    assert tensors.keys() == others.keys()
+    for name in tensors:
+        assert tensors[name].tobytes() == others[name].tobytes(), name
+    assert contents(a)[1:] == contents(b)[1:]
+
+
+def assert_refused(result, *parts):
+    """Exit code not 0 and one clear line, no traceback."""
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    for part in parts:
+        assert part in result.stderr
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if line.startswith(("error: ", "FATAL"))]
+    assert len(errors) == 1, result.stderr
