@@ -25,5 +25,7 @@ def run(main: Callable[[], None]) -> None:
             main()
         except config_lib.UserError as error:
             sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit("error: interrupted before training had begun, or twice.")
 
     app.run(guarded)

@@ -1,7 +1,5 @@
 """Trains the rows of a comparison on one split and seed, and tabulates their test errors."""
 
-import pathlib
-
 from absl import flags
 
 from experiments import flags as shared_flags
@@ -10,7 +8,10 @@ from ssl_influence import config as config_lib
 flags.disclaim_key_flags()
 
 ROWS = {
-    "supervised": {"method": {"name": "supervised"}, "weights": {"weighting": "fixed"}},
+    "supervised": {
+        "method": {"name": "supervised", "tsa": "none"},
+        "weights": {"weighting": "fixed"},
+    },
     "fixed": {"weights": {"weighting": "fixed"}},
     "single": {"weights": {"weighting": "single"}},
     "per_example": {"weights": {"weighting": "per_example"}},
@@ -20,10 +21,7 @@ ROWS = {
 def define_flags(defaults: dict) -> None:
     """The shared flags, --model_dir and --rows."""
     shared_flags.define(defaults)
-    flags.DEFINE_string(
-        "model_dir", None, "Directory of the comparison; each row has a folder in it."
-    )
-    flags.mark_flag_as_required("model_dir")
+    shared_flags.define_model_dir()
     flags.DEFINE_list(
         "rows", ["supervised", "fixed", "per_example"], f"Rows to train, of {', '.join(ROWS)}."
     )
@@ -31,11 +29,15 @@ def define_flags(defaults: dict) -> None:
 
 def main(program: str) -> None:
     """Trains, or resumes, each row under --model_dir, evaluates it and prints the table."""
-    model_dir, rows = pathlib.Path(flags.FLAGS.model_dir), flags.FLAGS.rows
+    model_dir, rows = shared_flags.model_dir(), flags.FLAGS.rows
     unknown = [row for row in rows if row not in ROWS]
     if unknown or not rows:
         raise config_lib.ConfigError(f"rows={','.join(rows)}: choose among {', '.join(ROWS)}.")
     config = shared_flags.to_config()
+    if config.method.name == "supervised":
+        raise config_lib.ConfigError(
+            "method=supervised leaves nothing to compare: name the method of the other rows."
+        )
     from experiments import launch
     from ssl_influence.reporting import tables
 

@@ -5,20 +5,16 @@
 Writes curve.png and weights.png into the run's directory.
 """
 
-import pathlib
-
-from absl import flags
-
-from experiments import command
+from experiments import command, flags as shared_flags
 from ssl_influence import config as config_lib
 
-_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+shared_flags.define_model_dir()
 
 
 def main() -> None:
     from ssl_influence.reporting import figures
 
-    model_dir = pathlib.Path(_MODEL_DIR.value)
+    model_dir = shared_flags.model_dir()
     for draw, name in ((figures.curve, "curve.png"), (figures.weight_histogram, "weights.png")):
         try:
             draw(model_dir, model_dir / name)

@@ -9,14 +9,12 @@ themselves (raw) and their moving average (ema), and prints a table. Report the 
 read from its flags.txt.
 """
 
-import pathlib
-
 from absl import flags
 
 from experiments import command, flags as shared_flags
 from ssl_influence import config as config_lib
 
-_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+shared_flags.define_model_dir()
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "Where TFDS datasets are now, if they were moved."
 )
@@ -26,7 +24,7 @@ _BATCH_SIZE = flags.DEFINE_integer(
 
 
 def main() -> None:
-    model_dir = pathlib.Path(_MODEL_DIR.value)
+    model_dir = shared_flags.model_dir()
     if not (model_dir / "flags.txt").exists():
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} holds no flags.txt: name the directory of a run."

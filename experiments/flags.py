@@ -299,9 +299,11 @@ def read_flagfile(path: pathlib.Path) -> config_lib.Config:
     define(flag_values=flag_values)
     flags.DEFINE_string("flagfile", "", "", flag_values=flag_values)
     try:
-        flag_values(["flags", f"--flagfile={path}"])
+        rest = flag_values(["flags", f"--flagfile={path}"])
     except flags.Error as error:
         raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
+    if rest[1:]:
+        raise config_lib.ConfigError(f"{path} cannot be read: {rest[1]!r} is not a --flag=value.")
     return to_config(flag_values)
 
 
@@ -315,7 +317,8 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
     """
     old = read_flagfile(path)
     free = set(_FREE_ON_RESUME)
-    if config.optimizer.schedule == "constant" and config.method.tsa == "none":
+    grows = config.train.train_steps >= old.train.train_steps
+    if grows and config.optimizer.schedule == "constant" and config.method.tsa == "none":
         free.add(("train", "train_steps"))
     changed = []
     for name, concern, field, _ in _TABLE:
@@ -346,3 +349,17 @@ def _parse_units(name: str, value: list[str]) -> tuple[int, ...]:
         raise config_lib.ConfigError(
             f"{name}={','.join(value)} is not a list of whole numbers such as 100,100."
         ) from error
+
+
+def define_model_dir() -> flags.FlagHolder:
+    """Defines --model_dir, required. Read it with `model_dir`."""
+    holder = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+    flags.register_validator(
+        "model_dir", lambda path: path != "", "name a directory, or . for this one"
+    )
+    return holder
+
+
+def model_dir(flag_values=flags.FLAGS) -> pathlib.Path:
+    """--model_dir, with a leading ~ expanded."""
+    return pathlib.Path(flag_values.model_dir).expanduser()

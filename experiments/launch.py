@@ -1,8 +1,10 @@
 """What the binaries share around the library: build from a config, guard the run, train."""
 
 import dataclasses
+import fcntl
 import os
 import pathlib
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from experiments import flags as shared_flags
-from ssl_influence import config as config_lib, evaluation, files, training
+from ssl_influence import checkpoints, config as config_lib, evaluation, files, training
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
@@ -38,6 +40,7 @@ def build(config: config_lib.Config) -> Run:
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.train.seed)
     name = sources.parse_name(config.data.dataset)
+    config = config.replace(data={"dataset": str(name)})
     source = sources.load(name, config.data.data_dir)
     num_classes = len(source.class_names)
     if name.validation < 1:
@@ -82,9 +85,9 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
       NonFiniteError, CheckpointError: see `ssl_influence.training.train`.
     """
     model_dir = pathlib.Path(model_dir)
-    _claim(model_dir, built, program)
-    print(splits.describe(built.split, built.source.labels, built.source.class_names), flush=True)
-    with _stop_requests() as stop_requested:
+    with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
+        roles = splits.describe(built.split, built.source.labels, built.source.class_names)
+        print(roles, flush=True)
         step = training.train(
             built.trainer,
             built.pipeline,
@@ -104,28 +107,54 @@ def evaluate(
         split: built.pipeline.evaluation_batches(split, batch_size)
         for split in ("test", "validation")
     }
-    return evaluation.evaluate_run(built.trainer.model, built.trainer.ema, batches, model_dir)
+    return evaluation.evaluate_run(
+        built.trainer.model,
+        built.trainer.ema,
+        batches,
+        model_dir,
+        every=built.config.train.checkpoint_every,
+    )
 
 
-def _claim(model_dir: pathlib.Path, built: Run, program: str) -> None:
-    """Checks that the run may go on in `model_dir`, then writes flags.txt and split.json."""
-    flagfile, manifest = model_dir / "flags.txt", model_dir / "split.json"
-    if not flagfile.exists() and tf.train.latest_checkpoint(str(model_dir / "checkpoints")):
+@contextmanager
+def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None]:
+    """Checks that the run may go on there, writes flags.txt and split.json, keeps others out.
+
+    The lock is the kernel's: it ends with the process, however that ends.
+    """
+    if re.search(r"[*?\[\]\\]", str(model_dir.resolve())):
         raise config_lib.ConfigError(
-            f"{model_dir} holds checkpoints but no flags.txt that says what they are: use another "
-            "--model_dir."
+            f"--model_dir={model_dir} has one of the characters * ? [ ] \\, which TensorFlow takes "
+            "for a pattern when it restores: use another name."
         )
+    flagfile, manifest = model_dir / "flags.txt", model_dir / "split.json"
+    if checkpoints.list_checkpoints(model_dir / "checkpoints"):
+        for path in (flagfile, manifest):
+            if not path.exists():
+                raise config_lib.ConfigError(
+                    f"{model_dir} holds checkpoints but no {path.name} that says what they are: "
+                    "put it back, or use another --model_dir."
+                )
     if flagfile.exists():
         shared_flags.check_resumable(flagfile, built.config)
     if manifest.exists():
         splits.check(splits.read(manifest), built.manifest)
     try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        lock = (model_dir / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
         splits.write(built.manifest, manifest)
+    except BlockingIOError as error:
+        raise config_lib.ConfigError(
+            f"Another process trains in {model_dir}: wait for it, or name another."
+        ) from error
     except OSError as error:
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} cannot be written ({error.strerror}): name another."
         ) from error
+    with lock:
+        yield
 
 
 @contextmanager

@@ -14,11 +14,9 @@ The same binary on scikit-learn's digits, minutes on two CPU cores:
 Running the same command again resumes. SIGTERM saves and exits.
 """
 
-from absl import flags
-
 from experiments import command, flags as shared_flags
 
-_MODEL_DIR = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+shared_flags.define_model_dir()
 
 shared_flags.define({"dataset": "cifar10.1@250-1024"})
 
@@ -28,7 +26,7 @@ def main() -> None:
     from experiments import launch
 
     built = launch.build(config)
-    launch.train(built, _MODEL_DIR.value, "experiments.uda_cifar")
+    launch.train(built, shared_flags.model_dir(), "experiments.uda_cifar")
 
 
 if __name__ == "__main__":

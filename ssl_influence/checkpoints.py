@@ -38,21 +38,25 @@ class Checkpointer:
     def restore_latest(self) -> bool:
         """Restores the newest checkpoint, all of it; False where there is none.
 
+        The newest is the one that the `checkpoint` file names. Where a kill came before that file
+        was first written, it is the last one that is complete.
+
         Raises:
-          CheckpointError: it is unreadable, lacks state the run needs, or holds state it does not
-          know.
+          CheckpointError: it is incomplete, lacks state the run needs, or holds state it does not
+            know.
         """
-        path = tf.train.latest_checkpoint(str(self._directory))
+        path = _named_checkpoint(self._directory)
+        complete = list_checkpoints(self._directory)
         if path is None:
-            return False
-        try:
-            self._checkpoint.restore(path).assert_consumed()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
-            cause = str(error).strip().splitlines()[0]
+            if not complete:
+                return False
+            path = list(complete.values())[-1]
+        elif path not in complete.values():
             raise CheckpointError(
-                f"{path} does not fit this run ({cause}): it was written by other settings or "
-                "another version; use a new --model_dir."
-            ) from error
+                f"{path} is incomplete: its .index or .data file is missing. Put it back, or use a "
+                "new --model_dir."
+            )
+        read(self._checkpoint, path).assert_consumed()
         return True
 
     def save(self, step: int) -> str:
@@ -65,11 +69,72 @@ class Checkpointer:
 
 
 def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:
-    """Step -> path prefix of the checkpoints under `directory`, by ascending step."""
-    state = tf.train.get_checkpoint_state(str(directory))
-    paths = state.all_model_checkpoint_paths if state else []
-    found = {step_of(path): path for path in paths if tf.io.gfile.exists(path + ".index")}
+    """Step -> path prefix of the complete checkpoints under `directory`, by ascending step."""
+    found = {}
+    for index in pathlib.Path(directory).glob("ckpt-*.index"):
+        path = str(index.with_suffix(""))
+        if any(index.parent.glob(f"{index.stem}.data-*")):
+            found[step_of(path)] = path
     return dict(sorted(found.items()))
+
+
+class Restored:
+    """What was read from a checkpoint, and the checks whether that was everything."""
+
+    def __init__(self, path: str, status):
+        self._path = path
+        self._status = status
+
+    def assert_consumed(self) -> None:
+        """Raises CheckpointError unless checkpoint and objects match one to one."""
+        self._check(self._status.assert_consumed)
+
+    def assert_existing_objects_matched(self) -> None:
+        """Raises CheckpointError unless every object was found in the checkpoint."""
+        self._check(self._status.expect_partial().assert_existing_objects_matched)
+
+    def _check(self, check):
+        try:
+            check()
+        except AssertionError as error:
+            raise CheckpointError(_misfit(self._path, error)) from error
+
+
+def read(checkpoint: tf.train.Checkpoint, path: str) -> Restored:
+    """Reads the checkpoint at a path prefix into the objects of `checkpoint`.
+
+    Raises:
+      CheckpointError: its files are damaged, or a tensor has another shape there.
+    """
+    try:
+        return Restored(path, checkpoint.restore(path))
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: a file cut short
+        raise CheckpointError(
+            f"{path} cannot be read ({_first_line(error)}): it is damaged. Remove it to go on from "
+            "an older one, or use a new --model_dir."
+        ) from error
+    except (AssertionError, ValueError) as error:
+        raise CheckpointError(_misfit(path, error)) from error
+
+
+def _misfit(path: str, error: Exception) -> str:
+    return (
+        f"{path} does not fit this run ({_first_line(error)}): it was written by other settings or "
+        "another version; use a new --model_dir."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _named_checkpoint(directory: pathlib.Path) -> str | None:
+    """The path prefix in the file `checkpoint`; None where it is missing or unreadable."""
+    try:
+        state = tf.train.get_checkpoint_state(str(directory))
+    except ValueError:  # an empty file
+        return None
+    return state.model_checkpoint_path if state else None
 
 
 def step_of(path: str) -> int:

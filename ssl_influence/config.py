@@ -50,6 +50,12 @@ def _at_least(name: str, value: float, minimum: float) -> None:
     )
 
 
+def _count(name: str, value: int, minimum: int) -> None:
+    """A whole number that also fits the int32 that steps and shapes are held in."""
+    _at_least(name, value, minimum)
+    _require(value < 2**31, f"{name}={value} is out of range: it must be below 2**31.")
+
+
 def _positive(name: str, value: float) -> None:
     _require(
         math.isfinite(value) and value > 0, f"{name}={value} is out of range: it must be above 0."
@@ -87,7 +93,7 @@ class DataConfig:
 
     def __post_init__(self):
         for name in ("labeled_batch_size", "unlabeled_batch_size", "validation_batch_size"):
-            _at_least(name, getattr(self, name), 1)
+            _count(name, getattr(self, name), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +120,8 @@ class AugmentConfig:
 
     def __post_init__(self):
         if self.shift is not None:
-            _at_least("shift", self.shift, 0)
-        _at_least("rand_augment_operations", self.operations, 0)
+            _count("shift", self.shift, 0)
+        _count("rand_augment_operations", self.operations, 0)
         _between("rand_augment_probability", self.probability, 0, 1)
         _between("cutout", self.cutout, 0, 1)
         _one_of("normalization", self.normalization, NORMALIZATIONS)
@@ -139,8 +145,8 @@ class ModelConfig:
                 self.depth >= 10 and (self.depth - 4) % 6 == 0,
                 f"depth={self.depth} is not a Wide-ResNet depth: use 6n + 4 (10, 16, 22, 28, ...).",
             )
-            _at_least("width", self.width, 1)
-            _at_least("filters", self.filters, 1)
+            _count("width", self.width, 1)
+            _count("filters", self.filters, 1)
         else:
             _require(
                 bool(self.hidden_units) and min(self.hidden_units) >= 1,
@@ -211,7 +217,7 @@ class OptimizerConfig:
         _one_of("optimizer", self.name, OPTIMIZERS)
         _positive("learning_rate", self.learning_rate)
         _one_of("schedule", self.schedule, SCHEDULES)
-        _at_least("learning_rate_warmup_steps", self.warmup_steps, 0)
+        _count("learning_rate_warmup_steps", self.warmup_steps, 0)
         _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
         _at_least("weight_decay", self.weight_decay, 0)
         _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)
@@ -269,8 +275,8 @@ class WeightConfig:
             f"weight_init={self.initial} lies outside [{self.minimum}, {high}]: "
             "move it, or move weight_min and weight_max.",
         )
-        _at_least("weight_warmup_steps", self.warmup_steps, 0)
-        _at_least("inner_steps", self.inner_steps, 1)
+        _count("weight_warmup_steps", self.warmup_steps, 0)
+        _count("inner_steps", self.inner_steps, 1)
         _one_of("weight_batch", self.batch, WEIGHT_BATCHES)
         _at_least("damping", self.damping, 0)
         _one_of("influence_params", self.influence_params, INFLUENCE_PARAMS)
@@ -292,10 +298,10 @@ class TrainConfig:
     jit_compile: bool = False
 
     def __post_init__(self):
-        _at_least("train_steps", self.train_steps, 1)
+        _count("train_steps", self.train_steps, 1)
         _between("seed", self.seed, 0, 2**31 - 1)
         for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
-            _at_least(name, getattr(self, name), 1)
+            _count(name, getattr(self, name), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +315,13 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     weights: WeightConfig = WeightConfig()
     train: TrainConfig = TrainConfig()
+
+    def __post_init__(self):
+        _require(
+            self.method.name != "supervised" or self.weights.weighting == "fixed",
+            f"method=supervised has no unlabeled loss, so weighting={self.weights.weighting} has "
+            "nothing to weight: use weighting=fixed.",
+        )
 
     def replace(self, **concerns: dict[str, Any]) -> "Config":
         """A copy with fields changed, concern by concern: `config.replace(train={"seed": 2})`."""

@@ -62,6 +62,7 @@ def evaluate_run(
     average: averages.ExponentialMovingAverage,
     splits: Mapping[str, Iterable[Mapping[str, tf.Tensor]]],
     model_dir: str | os.PathLike,
+    every: int = 1,
 ) -> dict[str, dict]:
     """Evaluates every checkpoint under `model_dir` and writes eval/results.jsonl and
     eval/summary.json.
@@ -74,6 +75,8 @@ def evaluate_run(
       average: of the run's kind; its values are overwritten.
       splits: name ("test", "validation") -> re-iterable batches.
       model_dir: the run's directory.
+      every: leaves out checkpoints of other steps than multiples of this, but for the last: they
+        are there because the run was stopped, and a run's results should not depend on that.
 
     Returns:
       What summary.json holds, see `summarize`.
@@ -83,6 +86,7 @@ def evaluate_run(
     """
     model_dir = pathlib.Path(model_dir)
     found = checkpoints.list_checkpoints(model_dir / "checkpoints")
+    found = {k: path for k, path in found.items() if k % every == 0 or k == max(found)}
     if not found:
         raise checkpoints.CheckpointError(
             f"{model_dir / 'checkpoints'} holds no checkpoint: train there first, or name the "
@@ -92,10 +96,7 @@ def evaluate_run(
     reader = tf.train.Checkpoint(model=model, ema=average)
     rows = []
     for step, path in found.items():
-        try:
-            reader.restore(path).expect_partial().assert_existing_objects_matched()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
-            raise checkpoints.CheckpointError(f"{path} does not hold this model.") from error
+        checkpoints.read(reader, path).assert_existing_objects_matched()
         for split, batches in splits.items():
             rows.append({"step": step, "split": split, **errors(evaluator, average, batches)})
     summary = {

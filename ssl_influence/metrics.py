@@ -16,6 +16,10 @@ class NonFiniteError(config.UserError, FloatingPointError):
     """A term of the objective is NaN or infinite. One line: the term, its value, the step."""
 
 
+class MetricsError(config.UserError, ValueError):
+    """A metrics.jsonl that cannot be read. One line: file, line number and text."""
+
+
 class MetricWindow(tf.train.experimental.PythonState):
     """Running means of named scalars since the last log line; part of the checkpoint.
 
@@ -85,7 +89,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
     out.
 
     Raises:
-      ValueError: a line other than the last is not JSON, naming file and line.
+      MetricsError: a line other than the last is not JSON, naming file and line.
     """
     path = pathlib.Path(path)
     lines = path.read_text().splitlines() if path.exists() else []
@@ -95,5 +99,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise ValueError(f"{path}:{number} is not JSON: {line[:60]!r}") from error
+                raise MetricsError(
+                    f"{path}:{number} is not JSON ({line[:60]!r}): mend or remove that line."
+                ) from error
     return rows

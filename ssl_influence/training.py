@@ -126,8 +126,8 @@ class BilevelTrainer(tf.Module):
         layer.
 
     Raises:
-      ConfigError: the model has no Dense layer to serve as head, or (at the first step) the logits
-        are not head(features).
+      ConfigError: the model has no Dense layer to serve as head, it has an activation, or (at the
+        first step) the logits are not head(features).
     """
 
     def __init__(
@@ -146,6 +146,15 @@ class BilevelTrainer(tf.Module):
         self.example_weights = example_weights
         self.config = config
         self.head = head or _find_head(model)
+        if self.head.activation is not keras.activations.linear:
+            raise config_lib.ConfigError(
+                f"The head {self.head.name!r} has an activation: its outputs must be the logits."
+            )
+        if any(isinstance(module, keras.layers.Dropout) for module in model.submodules):
+            _log.warning(
+                "The model has Dropout, whose random state no checkpoint holds: a resumed run will "
+                "differ from one that was not stopped."
+            )
         self.optimizer = optimizer or make_optimizer(config.optimizer, config.train.train_steps)
         self.optimizer.build(model.trainable_variables)
         followed = model.trainable_variables
@@ -174,7 +183,7 @@ class BilevelTrainer(tf.Module):
 
     def theta_step(self, batch: Batch) -> dict[str, tf.Tensor]:
         """One step of theta with Lambda held. Returns named scalars, float32."""
-        self._check_head(batch)
+        self._check(batch)
         return self._theta_step(batch)
 
     def bilevel_step(self, batch: Batch, validation: Batch) -> dict[str, tf.Tensor]:
@@ -183,12 +192,12 @@ class BilevelTrainer(tf.Module):
         Features and logits of the batch are those of the theta step's own forward pass; only the
         validation batch ({"inputs", "label"}) costs another. Returns named scalars, float32.
         """
-        self._check_head(batch)
+        self._check(batch)
         return self._bilevel_step(batch, validation)
 
     def weight_step(self, batch: Batch, validation: Batch) -> dict[str, tf.Tensor]:
         """A weight step alone; theta and BatchNorm's moving statistics stay as they are."""
-        self._check_head(batch)
+        self._check(batch)
         return self._weight_step(batch, validation)
 
     def _theta_step_impl(self, batch):
@@ -249,7 +258,7 @@ class BilevelTrainer(tf.Module):
             tolerance=config.cg_tolerance,
         )
         # A row whose gradient is exactly zero stays where it is, moments included: M-Adam's mask.
-        usable = info.converged & tf.reduce_all(tf.math.is_finite(gradient))
+        usable = info.converged
         self.skipped_weight_steps.assign_add(tf.cast(~usable, tf.int64))
         self.example_weights.update(
             output.example_id, tf.where(usable, gradient, tf.zeros_like(gradient))
@@ -282,10 +291,13 @@ class BilevelTrainer(tf.Module):
             return config.weight_decay
         return 0.0
 
-    def _check_head(self, batch) -> None:
+    def _check(self, batch) -> None:
+        if self.config.train.jit_compile:  # XLA drops the assertion that the step itself makes
+            self.example_weights.check_ids(batch["unlabeled"]["example_id"])
         if self._head_checked:
             return
-        features, logits = self.model(batch["labeled"]["inputs"][:2], training=False)
+        few = tf.nest.map_structure(lambda tensor: tensor[:2], batch["labeled"]["inputs"])
+        features, logits = self.model(few, training=False)
         expected = tf.cast(self.head(features), tf.float32)
         error = tf.reduce_max(tf.abs(expected - tf.cast(logits, tf.float32)))
         scale = 1.0 + tf.reduce_max(tf.abs(expected))
@@ -349,14 +361,26 @@ def train(
     checkpointer = checkpoints.Checkpointer(
         model_dir / "checkpoints", config.keep_checkpoints, window=window, **trainer.state()
     )
-    if checkpointer.restore_latest():
-        _log.info("Resuming from step %d.", int(trainer.step))
+    if weight_ids is None:
+        weight_ids = np.arange(trainer.example_weights.size)
+    resumed = checkpointer.restore_latest()
     start = int(trainer.step)
+    if resumed:
+        _log.info("Resuming from step %d.", start)
+        # A kill may have come between the checkpoint and its weights.
+        _export_weights(model_dir, start, trainer.example_weights, weight_ids)
+    weights = trainer.config.weights
+    first_weight_step = weights.warmup_steps + weights.inner_steps
+    if weights.weighting != "fixed" and first_weight_step >= config.train_steps:
+        _log.warning(
+            "No example weight will move: the first weight step comes after step %d of %d. Lower "
+            "--weight_warmup_steps or --inner_steps.",
+            first_weight_step,
+            config.train_steps,
+        )
     writer = metrics_lib.MetricsWriter(model_dir / "metrics.jsonl", start)
     evaluator = evaluation.Evaluator(trainer.model)
     validation = pipeline.evaluation_batches("validation", config_lib.EVALUATION_BATCH_SIZE)
-    if weight_ids is None:
-        weight_ids = np.arange(trainer.example_weights.size)
     skipped = int(trainer.skipped_weight_steps)
     progress = _Progress(start, config.train_steps)
     pending = []
@@ -422,6 +446,8 @@ def _step(trainer: BilevelTrainer, pipeline, step: int, batch: Batch) -> dict[st
 
 
 def _summarize_weights(trainer: BilevelTrainer, ids: np.ndarray) -> dict[str, float]:
+    if not len(ids):
+        return {}
     weights = trainer.example_weights.values()[ids]
     updates = trainer.example_weights.update_counts()[ids]
     low, median, high = np.quantile(weights, [0.05, 0.5, 0.95])

@@ -79,6 +79,31 @@ def test_restoring_half_a_checkpoint_is_an_error(tmp_path):
     assert not checkpoints.Checkpointer(tmp_path / "none", 2, a=tf.Variable(0.0)).restore_latest()
 
 
+def test_a_lost_or_damaged_checkpoint_is_an_error_and_no_fresh_start(tmp_path):
+    def saver():
+        return checkpoints.Checkpointer(tmp_path, 5, a=tf.Variable(np.zeros(500, np.float32)))
+
+    for step in (10, 20):
+        saver().save(step)
+    data = tmp_path / "ckpt-20.data-00000-of-00001"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:100])
+    with pytest.raises(checkpoints.CheckpointError, match="ckpt-20 cannot be read.*damaged"):
+        saver().restore_latest()
+    data.unlink()
+    with pytest.raises(checkpoints.CheckpointError, match="ckpt-20 is incomplete"):
+        saver().restore_latest()
+    data.write_bytes(whole)
+    for text in ("", "garbage"):
+        (tmp_path / "checkpoint").write_text(text)
+        assert saver().restore_latest()
+    (tmp_path / "checkpoint").unlink()  # as a kill within the first save leaves it
+    assert saver().restore_latest()
+    (tmp_path / "ckpt-20.index").unlink()
+    (tmp_path / "ckpt-10.index").unlink()
+    assert not saver().restore_latest()
+
+
 def identity_model():
     """Logits are the two inputs themselves, so a test decides each prediction."""
     inputs = keras.Input([2])
@@ -139,6 +164,10 @@ def test_evaluation_of_a_run_writes_results_and_summary(tmp_path):
     assert raw["best"] == {"step": 10, "error": 0.0, "chosen_on": "test"}
     assert raw["median"]["1"] == {"error": 25.0, "checkpoints": 1}
     assert raw["median"]["10"] == {"error": 25.0, "checkpoints": 3}
+    regular = evaluation.evaluate_run(
+        model, average, {"test": batches_of(inputs, labels, 3)}, tmp_path, every=20
+    )
+    assert regular["test"]["checkpoints"] == 2  # 20, and 30 as the last
 
 
 def test_evaluation_without_a_checkpoint_says_so(tmp_path):

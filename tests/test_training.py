@@ -301,6 +301,38 @@ def test_compiled_steps_agree_with_plain_ones():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_resuming_writes_the_weights_that_a_kill_kept_back(tmp_path):
+    config = make_config()
+    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    newest = tmp_path / "weights" / "weights-12.csv"
+    before = newest.read_text()
+    newest.unlink()
+    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    assert newest.read_text() == before
+
+
+def test_what_a_trainer_cannot_work_with_is_refused(caplog):
+    inputs = keras.Input([DIM])
+    softmax = keras.layers.Dense(CLASSES, activation="softmax", name="head")
+    with pytest.raises(config_lib.ConfigError, match="'head' has an activation"):
+        make_trainer(model=keras.Model(inputs, [inputs, softmax(inputs)]))
+    compiled = make_trainer(make_config(train={"jit_compile": True}))
+    batch = ToyPipeline().train_batch(0)
+    batch["unlabeled"]["example_id"] = tf.constant([0, 1, 2, 3, 4, 5, 6, SIZE], tf.int64)
+    with pytest.raises(IndexError, match=f"{SIZE} is outside the table"):
+        compiled.theta_step(batch)
+    dropped = keras.layers.Dropout(0.1)(inputs)
+    head = keras.layers.Dense(CLASSES)
+    make_trainer(model=keras.Model(inputs, [dropped, head(dropped)]))
+    assert "Dropout" in caplog.text
+
+
+def test_weights_that_can_never_move_are_said_to(tmp_path, caplog):
+    config = make_config(weights={"warmup_steps": 11})
+    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    assert "No example weight will move" in caplog.text
+
+
 def test_average_follows_what_the_settings_name():
     trainable = make_trainer(model=make_model(batch_norm=True))
     everything = make_trainer(

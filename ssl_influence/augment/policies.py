@@ -150,6 +150,15 @@ def views(
 
 
 @_as_written
+def check_shift(shift: int, height: int, width: int) -> None:
+    """Raises ConfigError if reflection cannot fill a shift by that many pixels."""
+    limit = min(height, width)
+    if not 0 <= shift < limit:
+        raise config_lib.ConfigError(
+            f"shift={shift} does not fit images of {height} x {width} pixels: use 0 to {limit - 1}."
+        )
+
+
 def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Tensor:
     """Mirrors half of the images left to right, then shifts each by up to `shift` pixels.
 
@@ -175,11 +184,7 @@ def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Te
 def _weak(pixels, seed, *, flip, shift):
     """`weak` on images or on packed pixels."""
     _, height, width = pixels.shape[:3]
-    limit = min(height, width)
-    if not 0 <= shift < limit:
-        raise config_lib.ConfigError(
-            f"shift={shift} does not fit images of {height} x {width} pixels: use 0 to {limit - 1}."
-        )
+    check_shift(shift, height, width)
     if not flip and not shift:
         return tf.identity(pixels)
     batch = tf.shape(pixels)[0]

@@ -72,6 +72,8 @@ class Pipeline:
         self._augment = augment_config
         self._views = tuple(views)
         if source.is_image:
+            if augment_config.shift is not None:
+                policies.check_shift(augment_config.shift, *source.inputs.shape[1:3])
             self._scale, self._offset = _affine(source.inputs, augment_config)
             # Cutout and pixels from outside are 0 after normalization, as in UDA's code.
             zero = np.broadcast_to(np.round(-self._offset / self._scale), source.inputs.shape[-1:])

@@ -24,7 +24,7 @@ def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"{model_dir} holds no metrics.jsonl with rows to draw.")
     figure, (left, right) = _figure(2)
     for name, label, color in (
-        ("validation/error", "weights", _BLUE),
+        ("validation/error", "weights as trained", _BLUE),
         ("validation/ema_error", "moving average", _ORANGE),
     ):
         left.plot(*_series(rows, name), color=color, label=label)
@@ -70,6 +70,8 @@ def read_weights(model_dir: str | os.PathLike) -> tuple[int, np.ndarray, np.ndar
     newest = max(files, key=lambda path: checkpoints.step_of(path.stem))
     with newest.open() as file:
         rows = list(csv.DictReader(file))
+    if not rows:
+        raise FileNotFoundError(f"{newest} holds no unlabeled example to draw.")
     weight = np.array([float(row["weight"]) for row in rows])
     updates = np.array([int(row["updates"]) for row in rows])
     return checkpoints.step_of(newest.stem), weight, updates

@@ -55,7 +55,7 @@ def succeeded(result):
 
 
 def train(model_dir, *arguments):
-    return run("uda_cifar", *TINY, *arguments, f"--model_dir={model_dir}")
+    return run("uda_cifar", *TINY, f"--model_dir={model_dir}", *arguments)
 
 
 def contents(model_dir):

@@ -33,21 +33,27 @@ WRONG = {
     "impossible_depth": (["--depth=29"], "depth=29"),
     "initial_weight_above_the_bound": (["--weight_max=0.5"], "weight_init=1.0"),
     "unknown_flag": (["--inner_step=3"], "inner_step"),
+    "pattern_in_the_name": ([], "which TensorFlow takes for a pattern", "run[1]"),
+    "shift_larger_than_the_image": (["--shift=9"], "shift=9"),
+    "no_validation": (["--dataset=digits.1@20-0"], "no validation example"),
+    "weights_of_no_loss": (["--method=supervised"], "use weighting=fixed"),
+    "count_beyond_int32": (["--train_steps=99999999999"], "train_steps=99999999999"),
+    "empty_directory": (["--model_dir="], "name a directory"),
     "stray_argument": (["digits"], "'digits'"),
 }
 
 
 def test_wrong_values_end_with_one_line_and_leave_nothing(tmp_path):
     def attempt(item):
-        name, (flags, _) = item
-        return train(tmp_path / name, *flags)
+        name, (flags, _, *directory) = item
+        return train(tmp_path / (directory or [name])[0], *flags)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for (name, (_, part)), result in zip(
+        for (name, (_, part, *directory)), result in zip(
             WRONG.items(), pool.map(attempt, WRONG.items()), strict=True
         ):
             assert_refused(result, part)
-            assert not (tmp_path / name).exists(), name
+            assert not (tmp_path / (directory or [name])[0]).exists(), name
 
 
 def test_wrong_directories_end_with_one_line(tmp_path):
