@@ -67,13 +67,14 @@ def test_wrong_directories_end_with_one_line(tmp_path):
 
 
 def test_data_that_cannot_be_fetched_names_dataset_and_remedy(tmp_path):
+    (tmp_path / "file").write_text("")  # where no dataset can be written, with a network or without
     result = run(
         "uda_cifar",
         "--dataset=cifar10.1@250-1024",
-        f"--data_dir={tmp_path / 'data'}",
+        f"--data_dir={tmp_path / 'file' / 'data'}",
         f"--model_dir={tmp_path / 'run'}",
     )
-    assert_refused(result, "cifar10", str(tmp_path / "data"))
+    assert_refused(result, "cifar10", str(tmp_path / "file" / "data"), "tfds build cifar10")
     assert not (tmp_path / "run").exists()
 
 
