@@ -79,7 +79,7 @@ def test_data_that_cannot_be_fetched_names_dataset_and_remedy(tmp_path):
 
 
 def test_non_finite_training_stops_with_the_term_and_step(tmp_path):
-    result = train(tmp_path, "--learning_rate=1e30", "--log_every=1")
+    result = train(tmp_path, "--learning_rate=1e30", "--log_every=1", "--model=mlp")
     assert_refused(result, "at step", "learning_rate")
     assert not tf.train.latest_checkpoint(str(tmp_path / "checkpoints"))
 
@@ -120,14 +120,16 @@ def test_synthetic_prints_the_errors_of_each_row(tmp_path, dataset):
 
 def test_digits_compare_prints_the_errors_of_each_row(tmp_path):
     tiny = [flag for flag in TINY if not flag.startswith("--train_steps")]
-    result = succeeded(run("compare", *tiny, "--train_steps=10", f"--model_dir={tmp_path}"))
+    mlp = ["--model=mlp"]  # quicker to trace
+    result = succeeded(run("compare", *tiny, "--train_steps=10", *mlp, f"--model_dir={tmp_path}"))
     table = result.stdout.splitlines()[-3:]
     assert [line.split()[0] for line in table] == ["supervised", "fixed", "per_example"]
     assert_refused(run("compare", *tiny, "--rows=ours", f"--model_dir={tmp_path}"), "rows=ours")
 
 
-@pytest.mark.parametrize("dataset", ["cifar10", "svhn"])
-def test_paper_flagfile_runs_end_to_end(tmp_path, dataset):
+# One of them with the paper's WRN-28-2, the other shallower, for time.
+@pytest.mark.parametrize("dataset, depth", [("cifar10", 28), ("svhn", 10)])
+def test_paper_flagfile_runs_end_to_end(tmp_path, dataset, depth):
     result = finish(
         start(
             "-m",
@@ -143,6 +145,7 @@ def test_paper_flagfile_runs_end_to_end(tmp_path, dataset):
             "--weight_warmup_steps=0",
             "--inner_steps=1",
             "--learning_rate_warmup_steps=1",
+            f"--depth={depth}",
         )
     )
     succeeded(result)
@@ -163,6 +166,30 @@ def test_every_flag_has_a_description_and_every_setting_a_flag():
         for field in dataclasses.fields(getattr(config, concern.name))
     )
     assert all(len(values[name].help) > 10 for name in values)
+
+
+def test_a_resume_may_change_only_what_leaves_the_run_the_same(tmp_path):
+    config = config_lib.Config().replace(optimizer={"schedule": "constant"})
+    path = tmp_path / "flags.txt"
+    path.write_text(shared_flags.to_flagfile(config, "x"))
+    for free in (
+        {"data": {"data_dir": "/elsewhere"}},
+        {"train": {"keep_checkpoints": 3, "checkpoint_every": 7}},
+        {"train": {"train_steps": config.train.train_steps + 1}},
+    ):
+        shared_flags.check_resumable(path, config.replace(**free))
+    for name, binding in (
+        ("seed", {"train": {"seed": 5}}),
+        ("train_steps", {"train": {"train_steps": config.train.train_steps - 1}}),
+        ("damping", {"weights": {"damping": 0.5}}),
+        ("weight_max", {"weights": {"maximum": 2.0}}),
+        ("flip", {"augment": {"flip": True}}),
+    ):
+        with pytest.raises(config_lib.ConfigError, match=f"--{name}=.* there, .* now"):
+            shared_flags.check_resumable(path, config.replace(**binding))
+    path.write_text(path.read_text() + "surplus\n")
+    with pytest.raises(config_lib.ConfigError, match="'surplus' is not a --flag=value"):
+        shared_flags.check_resumable(path, config)
 
 
 def test_flagfiles_parse_and_round_trip(tmp_path):

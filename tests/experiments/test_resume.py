@@ -65,12 +65,13 @@ def test_sigterm_saves_exits_cleanly_and_the_same_command_resumes(whole_run, tmp
     assert_same_run(whole_run[0], tmp_path)
 
 
-@pytest.mark.parametrize("after", ["ckpt-10.index", "ckpt-20.data-00000-of-00001"])
-def test_sigkill_loses_nothing(whole_run, tmp_path, after):
-    process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
-    wait_for((tmp_path / "checkpoints" / after).exists, process)
-    process.kill()
-    assert finish(process).returncode == -signal.SIGKILL
+def test_sigkill_twice_loses_nothing(whole_run, tmp_path):
+    # The second falls while a checkpoint is written.
+    for after in ("ckpt-10.index", "ckpt-20.data-00000-of-00001"):
+        process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
+        wait_for((tmp_path / "checkpoints" / after).exists, process)
+        process.kill()
+        assert finish(process).returncode == -signal.SIGKILL
     assert "Resuming from step" in succeeded(train(tmp_path)).stderr
     assert_same_run(whole_run[0], tmp_path)
 
@@ -141,10 +142,7 @@ def test_resuming_with_other_settings_is_refused_and_nothing_is_touched(whole_ru
     before = {p: p.read_bytes() for p in model_dir.rglob("*") if p.is_file()}
     cases = {
         "--dataset=digits.2@20-40": "--dataset=digits.1@20-40 there, digits.2@20-40 now",
-        "--seed=5": "--seed=1 there, 5 now",
-        "--damping=0.5": "--damping=0.01 there, 0.5 now",
         "--train_steps=80": "--train_steps=40 there, 80 now",
-        "--train_steps=20": "--train_steps=40 there, 20 now",
     }
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         results = pool.map(lambda flag: train(model_dir, flag), cases)
