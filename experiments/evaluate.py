@@ -5,8 +5,9 @@
 Writes eval/results.jsonl (a line for each checkpoint and split) and eval/summary.json (last, best
 and medians of the last 1, 10, 20 and 50 checkpoints) beside the checkpoints, for the weights
 themselves (raw) and their moving average (ema), and prints a table. Report the last or a median:
-"best" is chosen on the very examples it is measured on. The run's own settings are
-read from its flags.txt.
+"best" is chosen on the very examples it is measured on. Checkpoints that are there because the run
+was stopped between two regular ones are left out. The run's own settings are read from its
+flags.txt.
 """
 
 from absl import flags
