@@ -43,6 +43,7 @@ def main(program: str) -> None:
 
     results = {}
     for row in rows:
+        print(f"\n{row}:", flush=True)
         built = launch.build(config.replace(**ROWS[row]))
         if not launch.train(built, model_dir / row, program):
             return

@@ -28,7 +28,8 @@ def main() -> None:
     model_dir = shared_flags.model_dir()
     if not (model_dir / "flags.txt").exists():
         raise config_lib.ConfigError(
-            f"--model_dir={model_dir} holds no flags.txt: name the directory of a run."
+            f"--model_dir={model_dir} holds no flags.txt: name the directory of a run (of a "
+            "comparison, one of the folders in it)."
         )
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
     if _DATA_DIR.value:

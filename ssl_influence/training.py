@@ -366,7 +366,8 @@ def train(
     resumed = checkpointer.restore_latest()
     start = int(trainer.step)
     if resumed:
-        _log.info("Resuming from step %d.", start)
+        finished = start == config.train_steps
+        _log.info("Already at step %d, the last." if finished else "Resuming from step %d.", start)
         # A kill may have come between the checkpoint and its weights.
         _export_weights(model_dir, start, trainer.example_weights, weight_ids)
     weights = trainer.config.weights

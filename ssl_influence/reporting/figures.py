@@ -24,7 +24,7 @@ def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
         raise FileNotFoundError(f"{model_dir} holds no metrics.jsonl with rows to draw.")
     figure, (left, right) = _figure(2)
     for name, label, color in (
-        ("validation/error", "weights as trained", _BLUE),
+        ("validation/error", "as trained", _BLUE),
         ("validation/ema_error", "moving average", _ORANGE),
     ):
         left.plot(*_series(rows, name), color=color, label=label)

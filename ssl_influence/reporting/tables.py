@@ -15,14 +15,17 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def evaluation(summary: Mapping[str, dict]) -> str:
-    """The table of what `evaluation.summarize` gives for each split: errors in percent."""
+    """The table of what `evaluation.summarize` gives for each split: errors in percent.
+
+    Medians over more checkpoints than there are would repeat one another, and are left out.
+    """
     rows = []
     for split, result in summary.items():
         for kind in ("raw", "ema"):
             medians = {
                 window: f"{median['error']:.2f} ({median['checkpoints']})"
                 for window, median in result[kind]["median"].items()
-                if window != "1"
+                if window == "10" or median["checkpoints"] == int(window) > 10
             }
             rows.append(
                 [
