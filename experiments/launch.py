@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from experiments import flags as shared_flags
-from ssl_influence import checkpoints, config as config_lib, evaluation, files, training
+from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
@@ -82,13 +82,13 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
 
     Raises:
       ConfigError: the directory cannot be written, or holds a run with other settings or data.
-      NonFiniteError, CheckpointError: see `ssl_influence.training.train`.
+      NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
     """
     model_dir = pathlib.Path(model_dir)
     with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
         roles = splits.describe(built.split, built.source.labels, built.source.class_names)
         print(roles, flush=True)
-        step = training.train(
+        step = outer_loop.train(
             built.trainer,
             built.pipeline,
             model_dir,

@@ -18,6 +18,7 @@ LAYERS = (
     {"checkpoints", "metrics", "distribution"},
     {"evaluation"},
     {"training"},
+    {"outer_loop"},
     {"reporting"},
 )
 PEER_EXCEPTIONS = {("data", "augment")}

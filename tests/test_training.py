@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import config as config_lib, metrics, training
+from ssl_influence import config as config_lib, metrics, outer_loop, training
 from ssl_influence.influence import weight_gradients
 from ssl_influence.methods import pseudo_label, uda
 
@@ -189,9 +189,9 @@ def test_validation_batch_norm_changes_what_the_weights_see():
 )
 def test_weight_steps_come_every_inner_steps_after_the_warmup(warmup, inner, expected):
     config = config_lib.WeightConfig(warmup_steps=warmup, inner_steps=inner)
-    assert [k for k in range(12) if training.weight_step_due(k, config)] == expected
+    assert [k for k in range(12) if outer_loop.weight_step_due(k, config)] == expected
     fixed = config_lib.WeightConfig(weighting="fixed", inner_steps=1)
-    assert not any(training.weight_step_due(k, fixed) for k in range(12))
+    assert not any(outer_loop.weight_step_due(k, fixed) for k in range(12))
 
 
 @pytest.mark.parametrize("batch", ["fused", "fresh"])
@@ -199,7 +199,7 @@ def test_weight_steps_come_every_inner_steps_after_the_warmup(warmup, inner, exp
 def test_loop_trains_with_each_weighting(tmp_path, weighting, batch):
     config = make_config(weights={"weighting": weighting, "batch": batch})
     trainer = make_trainer(config)
-    assert training.train(trainer, ToyPipeline(), tmp_path, config.train) == 12
+    assert outer_loop.train(trainer, ToyPipeline(), tmp_path, config.train) == 12
     weights = trainer.example_weights.values()
     distinct = {"fixed": 1, "single": 1}.get(weighting)
     assert len(np.unique(weights)) == distinct if distinct else len(np.unique(weights)) > 5
@@ -216,9 +216,9 @@ def test_loop_trains_with_each_weighting(tmp_path, weighting, batch):
 def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     config = make_config()
     whole, asked = make_trainer(config), []
-    training.train(whole, ToyPipeline(), tmp_path / "whole", config.train)
+    outer_loop.train(whole, ToyPipeline(), tmp_path / "whole", config.train)
     stopping = make_trainer(config)
-    step = training.train(
+    step = outer_loop.train(
         stopping,
         ToyPipeline(),
         tmp_path / "parts",
@@ -227,7 +227,7 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     )
     assert step == 7
     resumed = make_trainer(config)
-    assert training.train(resumed, ToyPipeline(), tmp_path / "parts", config.train) == 12
+    assert outer_loop.train(resumed, ToyPipeline(), tmp_path / "parts", config.train) == 12
     for name, part in whole.state().items():
         a, b = (s[name] for s in (whole.state(), resumed.state()))
         if isinstance(part, tf.Variable):
@@ -250,7 +250,7 @@ def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
 def test_non_finite_term_stops_and_keeps_the_last_checkpoint(tmp_path, poison, term, log_every):
     config = make_config(train={"log_every": log_every})
     with pytest.raises(metrics.NonFiniteError, match=f"train/{term} is nan at step 7:"):
-        training.train(make_trainer(config), ToyPipeline(poison=poison), tmp_path, config.train)
+        outer_loop.train(make_trainer(config), ToyPipeline(poison=poison), tmp_path, config.train)
     assert tf.train.latest_checkpoint(str(tmp_path / "checkpoints")).endswith("ckpt-4")
     reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints"))
     for name, shape in reader.get_variable_to_shape_map().items():
@@ -269,7 +269,7 @@ def test_singular_system_skips_the_weight_step_and_counts_it(tmp_path, caplog):
     model.layers[1].trainable = False
     trainer = make_trainer(config, model)
     with caplog.at_level("WARNING", logger="ssl_influence"):
-        training.train(trainer, ToyPipeline(), tmp_path, config.train)
+        outer_loop.train(trainer, ToyPipeline(), tmp_path, config.train)
     assert int(trainer.skipped_weight_steps) == 1
     assert np.all(trainer.example_weights.values() == 1)
     assert "1 weight steps were skipped" in caplog.text
@@ -303,11 +303,11 @@ def test_compiled_steps_agree_with_plain_ones():
 
 def test_resuming_writes_the_weights_that_a_kill_kept_back(tmp_path):
     config = make_config()
-    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    outer_loop.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
     newest = tmp_path / "weights" / "weights-12.csv"
     before = newest.read_text()
     newest.unlink()
-    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    outer_loop.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
     assert newest.read_text() == before
 
 
@@ -329,7 +329,7 @@ def test_what_a_trainer_cannot_work_with_is_refused(caplog):
 
 def test_weights_that_can_never_move_are_said_to(tmp_path, caplog):
     config = make_config(weights={"warmup_steps": 11})
-    training.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
+    outer_loop.train(make_trainer(config), ToyPipeline(), tmp_path, config.train)
     assert "No example weight will move" in caplog.text
 
 

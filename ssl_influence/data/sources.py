@@ -13,18 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ssl_influence import config
-
-# Rows of the synthetic datasets beside the labeled and the validation ones (paper, "Synthetic
-# Experiments"), and rows of their test parts.
-SYNTHETIC_UNLABELED = 1000
-SYNTHETIC_TEST = 1000
-
-# Standard deviation of the noise added to the synthetic shapes, which are of about unit size. The
-# paper gives none.
-MOONS_NOISE = 0.1
-CIRCLES_NOISE = 0.1
-CIRCLES_FACTOR = 0.5
-LINEAR_MARGIN = 0.1
+from ssl_influence.data import synthetic
 
 _NAME = re.compile(
     r"(?P<source>.+)\.(?P<seed>[0-9]+)@(?P<labels>[0-9]+)-(?P<validation>[0-9]+)", re.DOTALL
@@ -206,56 +195,24 @@ def _read_digits(name: DatasetName, entry: _Entry, data_dir: str | None) -> Sour
     )
 
 
-def _moons(rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Two interleaved half circles of radius 1, with Gaussian noise of MOONS_NOISE."""
-    from sklearn import datasets
-
-    return datasets.make_moons(rows, noise=MOONS_NOISE, random_state=random)
-
-
-def _circles(rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Circles of radius 1 (class 0) and CIRCLES_FACTOR (class 1), with noise of CIRCLES_NOISE."""
-    from sklearn import datasets
-
-    return datasets.make_circles(
-        rows, noise=CIRCLES_NOISE, factor=CIRCLES_FACTOR, random_state=random
-    )
-
-
-def _linear(rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Points on either side of x_0 + x_1 = 0, at least LINEAR_MARGIN from it.
-
-    The distance from the line is LINEAR_MARGIN + |N(0, 1/2)|, the place along it N(0, 1).
-    """
-    labels = random.permutation(np.arange(rows) % 2)
-    distance = LINEAR_MARGIN + np.abs(random.normal(scale=0.5, size=rows))
-    along = random.normal(size=rows)
-    across = np.where(labels == 1, distance, -distance)
-    return np.stack([across - along, across + along], axis=1) / np.sqrt(2), labels
-
-
-def _synthetic(draw: Callable) -> Callable[[DatasetName, _Entry, str | None], Source]:
-    """A reader of points in the plane.
+def _read_synthetic(name: DatasetName, entry: _Entry, data_dir: str | None) -> Source:
+    """Points in the plane.
 
     Training and test part are drawn in turn with the dataset's seed. There are as many training
-    rows as leave exactly SYNTHETIC_UNLABELED beside labels + validation.
+    rows as leave exactly synthetic.UNLABELED beside labels + validation.
     """
-
-    def read(name: DatasetName, entry: _Entry, data_dir: str | None) -> Source:
-        random = np.random.RandomState(name.seed)
-        inputs, labels = draw(name.labels + name.validation + SYNTHETIC_UNLABELED, random)
-        test_inputs, test_labels = draw(SYNTHETIC_TEST, random)
-        return Source(
-            name=name.source,
-            inputs=inputs.astype(np.float32),
-            labels=labels.astype(np.int32),
-            test_inputs=test_inputs.astype(np.float32),
-            test_labels=test_labels.astype(np.int32),
-            class_names=["0", "1"],
-            flip=entry.flip,
-        )
-
-    return read
+    random, draw = np.random.RandomState(name.seed), synthetic.SHAPES[name.source].draw
+    inputs, labels = draw(name.labels + name.validation + synthetic.UNLABELED, random)
+    test_inputs, test_labels = draw(synthetic.TEST, random)
+    return Source(
+        name=name.source,
+        inputs=inputs.astype(np.float32),
+        labels=labels.astype(np.int32),
+        test_inputs=test_inputs.astype(np.float32),
+        test_labels=test_labels.astype(np.int32),
+        class_names=["0", "1"],
+        flip=entry.flip,
+    )
 
 
 def _read_tfds(name: DatasetName, entry: _Entry, data_dir: str | None) -> Source:
@@ -325,9 +282,9 @@ def _read_tfds_split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
 # Flips: pictures of things may be mirrored, digits and letters may not.
 _SOURCES = {
     "digits": _Entry(_read_digits, ".1@60-200"),
-    "two_moons": _Entry(_synthetic(_moons), ".1@10-30"),
-    "circles": _Entry(_synthetic(_circles), ".1@10-30"),
-    "linear": _Entry(_synthetic(_linear), ".1@10-30"),
+    "two_moons": _Entry(_read_synthetic, ".1@10-30"),
+    "circles": _Entry(_read_synthetic, ".1@10-30"),
+    "linear": _Entry(_read_synthetic, ".1@10-30"),
     "cifar10": _Entry(_read_tfds, ".1@250-1024", flip=True),
     "cifar100": _Entry(_read_tfds, ".1@2500-1024", flip=True),
     "svhn_cropped": _Entry(_read_tfds, ".1@250-1024"),

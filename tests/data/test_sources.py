@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ssl_influence import config
-from ssl_influence.data import sources
+from ssl_influence.data import sources, synthetic
 
 
 def test_a_full_name_is_parsed_into_its_parts_and_printed_back():
@@ -85,15 +85,22 @@ def test_synthetic_points_leave_exactly_1000_unlabeled_and_follow_the_seed(sourc
     assert sources.load(sources.parse_name(f"{source}.3@20-50")).inputs.shape == (1070, 2)
 
 
+@pytest.mark.parametrize("source, wrong", [("two_moons", 0.002), ("circles", 0.02), ("linear", 0)])
+def test_the_true_side_of_synthetic_points_is_their_label_but_for_the_noise(source, wrong):
+    data = sources.load(sources.parse_name(source))
+    side = synthetic.SHAPES[source].side(data.inputs)
+    assert np.mean((side > 0) != data.labels) <= wrong
+
+
 def test_linear_is_separated_by_its_line_with_the_margin():
     data = sources.load(sources.parse_name("linear"))
     distance = (data.inputs.astype(np.float64) @ [1, 1] / np.sqrt(2)) * (2 * data.labels - 1)
-    assert distance.min() >= sources.LINEAR_MARGIN - 1e-6
+    assert distance.min() >= synthetic.LINEAR_MARGIN - 1e-6
 
 
 def test_circles_are_separated_by_radius_but_for_the_noise():
     data = sources.load(sources.parse_name("circles"))
-    inner = np.linalg.norm(data.inputs, axis=1) < (1 + sources.CIRCLES_FACTOR) / 2
+    inner = np.linalg.norm(data.inputs, axis=1) < (1 + synthetic.CIRCLES_FACTOR) / 2
     assert np.mean(inner == data.labels) > 0.97
 
 
