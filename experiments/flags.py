@@ -29,6 +29,7 @@ _CHOICES = {
     "ema_variables": config_lib.EMA_VARIABLES,
     "model": config_lib.MODELS,
     "tsa": config_lib.TSA_SCHEDULES,
+    "target_forward": config_lib.TARGET_FORWARDS,
     "normalization": config_lib.NORMALIZATIONS,
 }
 
@@ -59,6 +60,25 @@ _TABLE = (
         "validation_overlap",
         "Labeled examples may be validation examples too, as in FixMatch's code; the overlap is "
         "printed.",
+    ),
+    (
+        "labeled_includes_validation",
+        "data",
+        "labeled_includes_validation",
+        "The validation examples are labeled examples too.",
+    ),
+    (
+        "known_classes",
+        "data",
+        "known_classes",
+        "Classes of the task by number, as 0,1,2 (default: all). Examples of the others can only "
+        "be unlabeled ones.",
+    ),
+    (
+        "unlabeled_mismatch",
+        "data",
+        "unlabeled_mismatch",
+        "Share of the unlabeled examples outside --known_classes (default: all there are).",
     ),
     ("labeled_batch_size", "data", "labeled_batch_size", "Labeled examples a step."),
     ("unlabeled_batch_size", "data", "unlabeled_batch_size", "Unlabeled examples a step."),
@@ -120,6 +140,13 @@ _TABLE = (
         "Weight of the whole unlabeled loss, beside the example weights.",
     ),
     ("tsa", "method", "tsa", "UDA's training signal annealing of the labeled loss."),
+    (
+        "target_forward",
+        "method",
+        "target_forward",
+        "joint: the weak view shares the training forward pass, as published; separate: it has one "
+        "of its own, without a gradient, which is faster.",
+    ),
     ("optimizer", "optimizer", "name", "Optimizer of the network; sgd has Nesterov momentum."),
     (
         "learning_rate",
@@ -216,6 +243,7 @@ _TABLE = (
     ("eval_every", "train", "eval_every", "Steps between measurements of the validation error."),
     ("checkpoint_every", "train", "checkpoint_every", "Steps between checkpoints."),
     ("keep_checkpoints", "train", "keep_checkpoints", "How many of the newest checkpoints stay."),
+    ("tensorboard", "train", "tensorboard", "Write TensorBoard event files beside metrics.jsonl."),
     ("jit_compile", "train", "jit_compile", "Compile the steps with XLA."),
 )
 
@@ -224,6 +252,7 @@ _FREE_ON_RESUME = {
     ("data", "data_dir"),
     ("train", "checkpoint_every"),
     ("train", "keep_checkpoints"),
+    ("train", "tensorboard"),
 }
 
 
@@ -267,8 +296,8 @@ def to_config(flag_values=flags.FLAGS) -> config_lib.Config:
     fields: dict[str, dict[str, Any]] = {}
     for name, concern, field, _ in _TABLE:
         value = flag_values[name].value
-        if field == "hidden_units":
-            value = _parse_units(name, value)
+        if isinstance(value, list):
+            value = _parse_numbers(name, value)
         fields.setdefault(concern, {})[field] = value
     return config_lib.Config().replace(**fields)
 
@@ -342,12 +371,12 @@ def _field(concern: str, field: str) -> tuple[Any, Any]:
     return kind, default
 
 
-def _parse_units(name: str, value: list[str]) -> tuple[int, ...]:
+def _parse_numbers(name: str, value: list[str]) -> tuple[int, ...]:
     try:
-        return tuple(int(unit) for unit in value)
+        return tuple(int(number) for number in value)
     except ValueError as error:
         raise config_lib.ConfigError(
-            f"{name}={','.join(value)} is not a list of whole numbers such as 100,100."
+            f"{name}={','.join(value)} is not a list of whole numbers such as 10,20."
         ) from error
 
 

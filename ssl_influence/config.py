@@ -21,6 +21,7 @@ MODELS = ("wide_resnet", "mlp")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
 DECAYED_VARIABLES = ("kernels", "all")
+TARGET_FORWARDS = ("joint", "separate")
 EVALUATION_BATCH_SIZE = 500
 EMA_VARIABLES = ("trainable", "all")
 VALIDATION_BATCH_NORMS = ("inference", "batch")
@@ -79,6 +80,13 @@ class DataConfig:
       unlabeled_includes_labeled: the unlabeled role also holds the labeled examples (as in
         FixMatch).
       validation_overlap: labeled examples may also be validation examples (as in FixMatch).
+      labeled_includes_validation: the validation examples are labeled examples too: what training
+        on all known labels gives, beside which learned weights have to stand.
+      known_classes: the classes of the task, by number; () takes all. Examples of the others can
+        only be unlabeled ones (class-mismatched data, Oliver et al., 2018), and are tested on by
+        nobody.
+      unlabeled_mismatch: share of the unlabeled examples that are of no known class; None keeps
+        all there are.
       labeled_batch_size, unlabeled_batch_size, validation_batch_size: B_l, B_u and B_v, in
         examples.
     """
@@ -87,6 +95,9 @@ class DataConfig:
     data_dir: str | None = None
     unlabeled_includes_labeled: bool = False
     validation_overlap: bool = False
+    labeled_includes_validation: bool = False
+    known_classes: tuple[int, ...] = ()
+    unlabeled_mismatch: float | None = None
     labeled_batch_size: int = 64
     unlabeled_batch_size: int = 320
     validation_batch_size: int = 320
@@ -94,6 +105,18 @@ class DataConfig:
     def __post_init__(self):
         for name in ("labeled_batch_size", "unlabeled_batch_size", "validation_batch_size"):
             _count(name, getattr(self, name), 1)
+        known = self.known_classes
+        _require(
+            not known or (len(set(known)) == len(known) >= 2 and min(known) >= 0),
+            f"known_classes={','.join(map(str, known))} must name two or more different classes.",
+        )
+        if self.unlabeled_mismatch is not None:
+            _require(
+                bool(known),
+                f"unlabeled_mismatch={self.unlabeled_mismatch} is a share of the examples outside "
+                "known_classes: name those.",
+            )
+            _between("unlabeled_mismatch", self.unlabeled_mismatch, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +192,9 @@ class MethodConfig:
       temperature: T, the target is sharpened to softmax(log p / T); 1 leaves it.
       unsupervised_weight: w, the weight of the unlabeled loss beside the example weights.
       tsa: training signal annealing of the labeled loss (UDA section 2.4).
+      target_forward: how a method with a target view gets its prediction: "joint" in one forward
+        pass with all other rows, as published; "separate" in a pass of its own that no gradient
+        flows through.
     """
 
     name: str = "uda"
@@ -176,6 +202,7 @@ class MethodConfig:
     temperature: float = 0.4
     unsupervised_weight: float = 1.0
     tsa: str = "none"
+    target_forward: str = "joint"
 
     def __post_init__(self):
         _one_of("method", self.name, METHODS)
@@ -183,6 +210,7 @@ class MethodConfig:
         _positive("temperature", self.temperature)
         _at_least("unsupervised_weight", self.unsupervised_weight, 0)
         _one_of("tsa", self.tsa, TSA_SCHEDULES)
+        _one_of("target_forward", self.target_forward, TARGET_FORWARDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +315,11 @@ class WeightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The outer loop: length, seed, and intervals. All counts are in steps."""
+    """The outer loop: length, seed, and intervals, in steps.
+
+    Attributes:
+      tensorboard: write event files beside metrics.jsonl.
+    """
 
     train_steps: int = 1000
     seed: int = 1
@@ -295,6 +327,7 @@ class TrainConfig:
     eval_every: int = 100
     checkpoint_every: int = 500
     keep_checkpoints: int = 50
+    tensorboard: bool = True
     jit_compile: bool = False
 
     def __post_init__(self):
