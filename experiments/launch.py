@@ -42,6 +42,8 @@ def build(config: config_lib.Config) -> Run:
     name = sources.parse_name(config.data.dataset)
     config = config.replace(data={"dataset": str(name)})
     source = sources.load(name, config.data.data_dir)
+    if config.data.known_classes:
+        source = sources.restrict(source, config.data.known_classes)
     num_classes = len(source.class_names)
     if name.validation < 1:
         raise config_lib.ConfigError(
@@ -56,6 +58,9 @@ def build(config: config_lib.Config) -> Run:
         seed=name.seed,
         unlabeled_includes_labeled=config.data.unlabeled_includes_labeled,
         validation_overlap=config.data.validation_overlap,
+        labeled_includes_validation=config.data.labeled_includes_validation,
+        strangers=source.strangers,
+        unlabeled_mismatch=config.data.unlabeled_mismatch,
     )
     method = methods.build(config.method, num_classes, config.train.train_steps)
     model = models.build(config.model, source.inputs.shape[1:], num_classes, config.train.seed)
@@ -86,7 +91,8 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
     """
     model_dir = pathlib.Path(model_dir)
     with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
-        roles = splits.describe(built.split, built.source.labels, built.source.class_names)
+        source = built.source
+        roles = splits.describe(built.split, source.labels, source.class_names, source.strangers)
         print(roles, flush=True)
         step = outer_loop.train(
             built.trainer,

@@ -71,6 +71,8 @@ class Source:
       test_labels: int32 [n_test].
       class_names: one for each class; their number is the number of classes.
       flip: a horizontally flipped image is as plausible as the image.
+      strangers: bool [n], rows whose truth is a class outside the task (their label is -1); None
+        where there are none. Nothing that trains reads it: it is there to judge weights by.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Source:
     test_labels: np.ndarray
     class_names: list[str]
     flip: bool
+    strangers: np.ndarray | None = None
 
     def __post_init__(self):
         for part, inputs, labels in (
@@ -168,6 +171,35 @@ def load(name: DatasetName, data_dir: str | None = None) -> Source:
             f"Known sources: {', '.join(sorted(_SOURCES))}."
         )
     return entry.read(name, entry, data_dir)
+
+
+def restrict(source: Source, known_classes: tuple[int, ...]) -> Source:
+    """The task of telling `known_classes` apart, renumbered from 0 in the order given.
+
+    Training examples of other classes stay, with the label -1 and marked as strangers, so that they
+    can be among the unlabeled ones (Oliver et al., 2018, section 4.4). Test examples of other
+    classes go.
+
+    Raises:
+      ConfigError: a class is not one of the source's.
+    """
+    outside = [c for c in known_classes if c >= source.num_classes]
+    if outside:
+        raise config.ConfigError(
+            f"known_classes={','.join(map(str, known_classes))}: {source.name} has no class "
+            f"{outside[0]}, only 0 to {source.num_classes - 1}."
+        )
+    number = np.full(source.num_classes + 1, -1, np.int32)  # the last one is for label -1
+    number[list(known_classes)] = np.arange(len(known_classes))
+    labels, test_labels = number[source.labels], number[source.test_labels]
+    return dataclasses.replace(
+        source,
+        labels=labels,
+        test_inputs=source.test_inputs[test_labels >= 0],
+        test_labels=test_labels[test_labels >= 0],
+        class_names=[source.class_names[c] for c in known_classes],
+        strangers=(labels < 0) & (source.labels >= 0),
+    )
 
 
 def _read_digits(name: DatasetName, entry: _Entry, data_dir: str | None) -> Source:

@@ -28,6 +28,8 @@ class Split:
     unlabeled: np.ndarray
     unlabeled_includes_labeled: bool = False
     validation_overlap: bool = False
+    labeled_includes_validation: bool = False
+    unlabeled_mismatch: float | None = None
 
     @property
     def overlaps(self) -> dict[tuple[str, str], int]:
@@ -48,6 +50,9 @@ def make(
     seed: int,
     unlabeled_includes_labeled: bool = False,
     validation_overlap: bool = False,
+    labeled_includes_validation: bool = False,
+    strangers: np.ndarray | None = None,
+    unlabeled_mismatch: float | None = None,
 ) -> Split:
     """Draws the roles.
 
@@ -58,7 +63,8 @@ def make(
     Validation: balanced over the classes as well, as far as they have examples left; a class that
     runs out is made up for by the others.
 
-    Unlabeled: all other rows, those of unknown label (-1) included.
+    Unlabeled: all other rows, those of unknown label (-1) included. With `unlabeled_mismatch`, as
+    many of them as can be had with that share of strangers; rows left over have no role.
 
     With `validation_overlap` the published FixMatch code is followed: the validation examples are
     the first rows of a class-balanced order that is the same for every seed, and labeled examples
@@ -66,7 +72,8 @@ def make(
     class in turn, in the order of their ids.
 
     The draws are `Generator(PCG64(seed)).permutation` of the classes and then of the rows, for the
-    labeled examples; the same again for the validation examples.
+    labeled examples; the same again for the validation examples; and one of the rows for the
+    mismatch.
 
     Args:
       labels: int [n], -1 where unknown.
@@ -77,6 +84,9 @@ def make(
       unlabeled_includes_labeled: the labeled examples that are not validation examples are
         unlabeled ones too.
       validation_overlap: see above.
+      labeled_includes_validation: the validation examples are labeled examples too.
+      strangers: bool [n], rows that are of no class of the task; needed for `unlabeled_mismatch`.
+      unlabeled_mismatch: share of strangers among the unlabeled examples; None keeps all rows.
 
     Raises:
       ConfigError: the data do not hold that many examples, or a class that many labeled ones.
@@ -111,13 +121,47 @@ def make(
     is_unlabeled[validation_ids] = False
     if not unlabeled_includes_labeled:
         is_unlabeled[labeled_ids] = False
+    if unlabeled_mismatch is not None:
+        if strangers is None:
+            raise config.ConfigError(
+                f"unlabeled_mismatch={unlabeled_mismatch} needs examples outside the task: name "
+                "the task's classes by known_classes."
+            )
+        order = random.permutation(len(labels))
+        kept = _with_share(order[is_unlabeled[order]], strangers, unlabeled_mismatch)
+        is_unlabeled = np.isin(np.arange(len(labels)), kept)
+    if labeled_includes_validation:
+        labeled_ids = np.union1d(labeled_ids, validation_ids)
     return Split(
         labeled=np.sort(labeled_ids).astype(np.int64),
         validation=np.sort(validation_ids).astype(np.int64),
         unlabeled=np.flatnonzero(is_unlabeled).astype(np.int64),
         unlabeled_includes_labeled=unlabeled_includes_labeled,
         validation_overlap=validation_overlap,
+        labeled_includes_validation=labeled_includes_validation,
+        unlabeled_mismatch=unlabeled_mismatch,
     )
+
+
+def _with_share(rows: np.ndarray, marked: np.ndarray, share: float) -> np.ndarray:
+    """The most of `rows`, in their order, of which `share` are marked (rounded down).
+
+    Raises:
+      ConfigError: no row is left.
+    """
+    inside, outside = rows[marked[rows]], rows[~marked[rows]]
+    total = min(
+        len(inside) / share if share > 0 else np.inf,
+        len(outside) / (1 - share) if share < 1 else np.inf,
+    )
+    # The small term keeps a whole number whole after the division.
+    kept = [part[: int(total * s + 1e-9)] for part, s in ((inside, share), (outside, 1 - share))]
+    if not len(kept[0]) + len(kept[1]):
+        raise config.ConfigError(
+            f"unlabeled_mismatch={share} cannot be had from {len(inside)} strangers and "
+            f"{len(outside)} others: choose another share, or fewer labeled examples."
+        )
+    return np.concatenate(kept)
 
 
 def _check_classes(labels: np.ndarray, class_order: np.ndarray, labeled: int) -> None:
@@ -151,14 +195,22 @@ def _balanced_order(
     return row_order[np.lexsort((place[row_labels], turn))]
 
 
-def describe(split: Split, labels: np.ndarray, class_names: list[str]) -> str:
+def describe(
+    split: Split,
+    labels: np.ndarray,
+    class_names: list[str],
+    strangers: np.ndarray | None = None,
+) -> str:
     """A table of the class counts of each role, and the overlaps between the roles."""
     rows = [("class", *ROLES)]
     per_role = {role: labels[getattr(split, role)] for role in ROLES}
     for c, name in enumerate(class_names):
         rows.append((name, *(str(np.count_nonzero(per_role[role] == c)) for role in ROLES)))
-    if any(np.any(of_role < 0) for of_role in per_role.values()):
-        rows.append(("unknown", *(str(np.count_nonzero(per_role[role] < 0)) for role in ROLES)))
+    strangers = np.zeros(len(labels), bool) if strangers is None else strangers
+    for name, chosen in (("other class", strangers), ("unknown", (labels < 0) & ~strangers)):
+        counts = [np.count_nonzero(chosen[getattr(split, role)]) for role in ROLES]
+        if any(counts):
+            rows.append((name, *map(str, counts)))
     rows.append(("total", *(str(len(per_role[role])) for role in ROLES)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
@@ -202,6 +254,8 @@ def manifest(split: Split, name: sources.DatasetName, source: sources.Source) ->
         "seed": name.seed,
         "unlabeled_includes_labeled": split.unlabeled_includes_labeled,
         "validation_overlap": split.validation_overlap,
+        "labeled_includes_validation": split.labeled_includes_validation,
+        "unlabeled_mismatch": split.unlabeled_mismatch,
         "inputs_sha256": _digest(source.inputs, source.test_inputs),
         "labels_sha256": _digest(source.labels, source.test_labels),
         **{role: getattr(split, role).tolist() for role in ROLES},
@@ -240,7 +294,13 @@ def check(manifest_old: dict[str, Any], manifest_new: dict[str, Any]) -> None:
     """Raises ConfigError, naming what differs, unless both manifests describe the same split."""
     differences = [
         f"{key} was {manifest_old.get(key)!r} and is now {manifest_new.get(key)!r}"
-        for key in ("dataset", "unlabeled_includes_labeled", "validation_overlap")
+        for key in (
+            "dataset",
+            "unlabeled_includes_labeled",
+            "validation_overlap",
+            "labeled_includes_validation",
+            "unlabeled_mismatch",
+        )
         if manifest_old.get(key) != manifest_new.get(key)
     ]
     differences += [

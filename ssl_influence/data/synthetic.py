@@ -20,7 +20,7 @@ TEST = 1000
 MOONS_NOISE = 0.1
 CIRCLES_NOISE = 0.1
 CIRCLES_FACTOR = 0.5
-LINEAR_MARGIN = 0.1
+LINEAR_MARGIN = 0.02
 
 
 @dataclasses.dataclass(frozen=True)

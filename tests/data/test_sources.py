@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,23 @@ def test_digits_are_all_there_scaled_to_bytes_and_split_the_same_for_every_seed(
     np.testing.assert_array_equal(np.sort(both.reshape(1797, -1).sum(1)), expected)
     per_class = np.bincount(raw.target)
     np.testing.assert_array_equal(np.bincount(a.test_labels), per_class // 4)
+
+
+def test_known_classes_are_renumbered_and_the_others_become_strangers():
+    whole = sources.load(sources.parse_name("digits"))
+    part = sources.restrict(whole, (5, 0, 3))
+    assert part.class_names == ["5", "0", "3"] and part.num_classes == 3
+    for new, old in enumerate((5, 0, 3)):
+        np.testing.assert_array_equal(part.labels == new, whole.labels == old)
+    np.testing.assert_array_equal(part.strangers, ~np.isin(whole.labels, (5, 0, 3)))
+    np.testing.assert_array_equal(part.labels == -1, part.strangers)
+    np.testing.assert_array_equal(part.inputs, whole.inputs)
+    known = np.isin(whole.test_labels, (5, 0, 3))
+    np.testing.assert_array_equal(part.test_inputs, whole.test_inputs[known])
+    with pytest.raises(config.ConfigError, match="no class 10, only 0 to 9"):
+        sources.restrict(whole, (0, 10))
+    unknown = dataclasses.replace(whole, labels=np.full_like(whole.labels, -1))
+    assert not sources.restrict(unknown, (0, 1)).strangers.any()
 
 
 @pytest.mark.parametrize("source", ["two_moons", "circles", "linear"])

@@ -54,6 +54,38 @@ def test_the_draws_do_not_change_from_release_to_release():
     assert split.validation.tolist() == [4, 5, 19]
 
 
+def test_labeled_may_include_validation_and_nothing_else_changes():
+    apart, together = _make(), _make(labeled_includes_validation=True)
+    np.testing.assert_array_equal(together.labeled, np.union1d(apart.labeled, apart.validation))
+    np.testing.assert_array_equal(together.validation, apart.validation)
+    np.testing.assert_array_equal(together.unlabeled, apart.unlabeled)
+    assert together.overlaps["labeled", "validation"] == 40
+
+
+@pytest.mark.parametrize(
+    "share, expected", [(0.0, (0, 153)), (0.25, (51, 153)), (0.6, (83, 55)), (1.0, (83, 0))]
+)
+def test_mismatch_keeps_the_most_unlabeled_rows_that_have_its_share(share, expected):
+    strangers = UNEVEN == 2
+    labels = np.where(strangers, -1, UNEVEN)
+    settings = {"labeled": 20, "validation": 47, "num_classes": 2, "strangers": strangers}
+    split = _make(labels, unlabeled_mismatch=share, **settings)
+    counts = (strangers[split.unlabeled].sum(), (~strangers[split.unlabeled]).sum())
+    assert counts == expected
+    whole = _make(labels, **settings)
+    np.testing.assert_array_equal(split.labeled, whole.labeled)
+    np.testing.assert_array_equal(split.validation, whole.validation)
+    assert np.isin(split.unlabeled, whole.unlabeled).all()
+    assert "other class" in splits.describe(whole, labels, ["a", "b"], strangers)
+
+
+def test_mismatch_without_known_classes_or_without_strangers_is_refused():
+    with pytest.raises(config.ConfigError, match="known_classes"):
+        _make(unlabeled_mismatch=0.5)
+    with pytest.raises(config.ConfigError, match="unlabeled_mismatch=1.0.*0 strangers"):
+        _make(strangers=np.zeros(len(UNEVEN), bool), unlabeled_mismatch=1.0)
+
+
 def test_more_labels_with_the_same_seed_include_the_fewer_ones():
     few, many = _make(labeled=10), _make(labeled=50, validation=7)
     assert np.isin(few.labeled, many.labeled).all()
