@@ -3,6 +3,7 @@
 import csv
 import os
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.backends import backend_agg
@@ -38,7 +39,7 @@ def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
         right.plot(*_series(rows, name), color=color, label=label)
     right.set(xlabel="step", ylabel="term of the training objective", ylim=(0, None))
     right.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def weight_histogram(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -55,7 +56,7 @@ def weight_histogram(model_dir: str | os.PathLike, path: str | os.PathLike) -> N
     left.legend(frameon=False)
     right.hist(updates, bins=min(40, int(np.ptp(updates)) + 1), color=_GRAY)
     right.set(xlabel="updates of the weight", ylabel="unlabeled examples")
-    _save(figure, path)
+    save(figure, path)
 
 
 def read_weights(model_dir: str | os.PathLike) -> tuple[int, np.ndarray, np.ndarray]:
@@ -83,9 +84,7 @@ def _series(rows: list[dict], name: str) -> tuple[list[float], list[float]]:
 
 
 def _figure(columns: int):
-    # No pyplot: it would pick a window system and keep every figure alive.
-    figure = Figure(figsize=(4.8 * columns, 3.6), layout="constrained")
-    backend_agg.FigureCanvasAgg(figure)
+    figure = new_figure((4.8 * columns, 3.6))
     axes = figure.subplots(1, columns)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -94,8 +93,22 @@ def _figure(columns: int):
     return figure, axes
 
 
-def _save(figure: Figure, path: str | os.PathLike) -> None:
+def new_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of a width and height in inches, that draws to memory or a file alone."""
+    # No pyplot: it would pick a window system and keep every figure alive.
+    figure = Figure(figsize=size, layout="constrained")
+    backend_agg.FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: str | os.PathLike, dpi: int = 150) -> None:
+    """Writes a figure as PNG, see `write_atomically`."""
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=dpi))
+
+
+def write_atomically(path: str | os.PathLike, write: Callable[[pathlib.Path], None]) -> None:
+    """Has `write` write a temporary file beside `path`, and moves it there."""
     path = pathlib.Path(path)
-    temporary = path.with_name(path.stem + ".tmp.png")
-    figure.savefig(temporary, dpi=150)
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
     os.replace(temporary, path)
