@@ -6,6 +6,7 @@ import pathlib
 import statistics
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -27,21 +28,33 @@ class Evaluator:
     @tf.function(reduce_retracing=True)
     def _counts(self, batch):
         _, logits = self._model(batch["inputs"], training=False)
-        wrong = tf.argmax(logits, 1, tf.int32) != tf.cast(batch["label"], tf.int32)
-        mask = batch["mask"]
-        return tf.reduce_sum(tf.cast(wrong & mask, tf.int32)), tf.reduce_sum(
-            tf.cast(mask, tf.int32)
-        )
+        predicted, mask = tf.argmax(logits, 1, tf.int32), batch["mask"]
+        wrong = (predicted != tf.cast(batch["label"], tf.int32)) & mask
+        classes = tf.one_hot(tf.where(mask, predicted, -1), logits.shape[-1], dtype=tf.int32)
+        counted = tf.cast(tf.stack([wrong, mask]), tf.int32)
+        return tf.reduce_sum(counted, 1), tf.reduce_sum(classes, 0)
+
+    def counts(self, batches: Iterable[Mapping[str, tf.Tensor]]) -> tuple[int, int, np.ndarray]:
+        """Wrong predictions, examples, and how many examples each class was predicted for.
+
+        The last is int64 [C].
+
+        Raises:
+          ValueError: there is no example.
+        """
+        totals, predicted = np.zeros(2, np.int64), 0
+        for batch in batches:
+            batch_totals, batch_predicted = self._counts(batch)
+            totals += batch_totals.numpy()
+            predicted = predicted + batch_predicted.numpy().astype(np.int64)
+        wrong, examples = totals.tolist()
+        if not examples:
+            raise ValueError("There is no example to evaluate.")
+        return wrong, examples, predicted
 
     def error(self, batches: Iterable[Mapping[str, tf.Tensor]]) -> tuple[float, int]:
         """The error rate in percent and the number of examples it was counted over."""
-        wrong = examples = 0
-        for batch in batches:
-            batch_wrong, batch_examples = self._counts(batch)
-            wrong += int(batch_wrong)
-            examples += int(batch_examples)
-        if not examples:
-            raise ValueError("There is no example to evaluate.")
+        wrong, examples, _ = self.counts(batches)
         return 100.0 * wrong / examples, examples
 
 

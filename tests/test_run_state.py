@@ -135,6 +135,13 @@ def test_error_counts_every_example_once_whatever_the_batch_size(size):
     assert (error, examples) == (pytest.approx(expected), 23)
 
 
+def test_counts_say_how_often_each_class_is_predicted():
+    inputs = np.array([[2.0, 1.0], [3.0, 1.0], [0.0, 1.0], [5.0, 0.0], [1.0, 0.0]])
+    batches = batches_of(inputs, np.array([0, 1, 1, 0, 0]), 3)
+    wrong, examples, predicted = evaluation.Evaluator(identity_model()).counts(batches)
+    assert (wrong, examples, predicted.tolist()) == (1, 5, [4, 1])
+
+
 def test_evaluation_of_a_run_writes_results_and_summary(tmp_path):
     model = identity_model()
     average = averages.ExponentialMovingAverage(model.trainable_variables, 0.0)
