@@ -1,5 +1,6 @@
 """The bilevel step of the paper's Algorithm 1; `outer_loop` goes around it."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from ssl_influence import (
     optimizers,
 )
 from ssl_influence.influence import weight_gradients
+from ssl_influence.methods import base
 
 _log = logging.getLogger("ssl_influence")
 
@@ -190,12 +192,13 @@ class BilevelTrainer(tf.Module):
         return self._descend(batch, lambda output: self._move_weights(output, validation))
 
     def _weight_step_impl(self, batch, validation):
-        output = self._keeping_statistics(lambda: self.method(self._forward, batch, self.step))
+        forward = self._passes(contextlib.nullcontext)
+        output = self._keeping_statistics(lambda: self.method(forward, batch, self.step))
         return self._move_weights(output, validation)
 
     def _descend(self, batch, before_loss):
         with tf.GradientTape() as tape:
-            output = self.method(self._forward, batch, self.step)
+            output = self.method(self._passes(tape.stop_recording), batch, self.step)
             with tape.stop_recording():
                 reported = before_loss(output)
             weight = self.example_weights.lookup(output.example_id)
@@ -253,6 +256,15 @@ class BilevelTrainer(tf.Module):
             "weights/validation_loss": tf.reduce_mean(validation_loss),
             "weights/solver_iterations": tf.cast(info.iterations, tf.float32),
         }
+
+    def _passes(self, unrecorded: Callable[[], contextlib.AbstractContextManager]) -> base.Forward:
+        """What a method may call; `unrecorded` opens a context in which no tape records."""
+
+        def constant(inputs):
+            with unrecorded():
+                return self._keeping_statistics(lambda: self._forward(inputs))
+
+        return base.Forward(self._forward, constant)
 
     def _forward(self, inputs):
         features, logits = self.model(inputs, training=True)

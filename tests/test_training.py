@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from ssl_influence import config as config_lib, metrics, outer_loop, training
 from ssl_influence.influence import weight_gradients
-from ssl_influence.methods import pseudo_label, uda
+from ssl_influence.methods import pseudo_label, supervised, uda
 
 SIZE, DIM, CLASSES = 60, 4, 3
 
@@ -213,20 +213,20 @@ def test_loop_trains_with_each_weighting(tmp_path, weighting, batch):
     assert [int(row["example_id"]) for row in table] == list(range(SIZE))
 
 
-def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+@pytest.mark.parametrize("make", [make_trainer, lambda config: uda_trainer("separate", config)])
+def test_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, make):
     config = make_config()
-    whole, asked = make_trainer(config), []
+    whole, asked = make(config), []
     outer_loop.train(whole, ToyPipeline(), tmp_path / "whole", config.train)
-    stopping = make_trainer(config)
     step = outer_loop.train(
-        stopping,
+        make(config),
         ToyPipeline(),
         tmp_path / "parts",
         config.train,
         should_stop=lambda: asked.append(0) or len(asked) == 7,
     )
     assert step == 7
-    resumed = make_trainer(config)
+    resumed = make(config)
     assert outer_loop.train(resumed, ToyPipeline(), tmp_path / "parts", config.train) == 12
     for name, part in whole.state().items():
         a, b = (s[name] for s in (whole.state(), resumed.state()))
@@ -286,6 +286,61 @@ def test_model_whose_logits_are_not_head_of_features_is_refused():
     no_dense = keras.Model(inputs, [inputs, keras.layers.Activation("relu")(inputs)])
     with pytest.raises(config_lib.ConfigError, match="no Dense layer"):
         make_trainer(model=no_dense)
+
+
+def uda_trainer(target_forward, config=None, batch_norm=True):
+    method = uda.UDA(
+        num_classes=CLASSES, train_steps=12, confidence=0.3, target_forward=target_forward
+    )
+    return make_trainer(config or make_config(), make_model(batch_norm), method)
+
+
+def test_target_pass_of_its_own_changes_nothing_without_batch_norm():
+    pipeline, results = ToyPipeline(), []
+    for mode in config_lib.TARGET_FORWARDS:
+        trainer = uda_trainer(mode, batch_norm=False)
+        reported = [
+            trainer.bilevel_step(pipeline.train_batch(step), pipeline.validation_batch(step))
+            for step in range(3)
+        ]
+        held = values(trainer.model.variables) + [trainer.example_weights.values()]
+        results.append(tf.nest.flatten(reported) + held)
+    assert np.count_nonzero(results[0][-1] != 1) > 5
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_moving_statistics_are_updated_once_by_the_rows_that_carry_the_gradient():
+    trainer, batch = uda_trainer("separate"), ToyPipeline().train_batch(0)
+    hidden, norm = trainer.model.layers[1:3]
+    rows = tf.concat([batch["labeled"]["inputs"], batch["unlabeled"]["strong"]], 0)
+    mean, variance = tf.nn.moments(hidden(rows), [0])
+    expected = 0.99 * 0 + 0.01 * mean, 0.99 * 1 + 0.01 * variance
+    trainer.theta_step(batch)
+    np.testing.assert_allclose(norm.moving_mean, expected[0], atol=1e-6)
+    np.testing.assert_allclose(norm.moving_variance, expected[1], atol=1e-6)
+
+
+def test_constant_pass_normalizes_by_its_own_rows_and_leaves_no_trace():
+    batch, trainers = ToyPipeline().train_batch(0), []
+
+    def with_constant_pass(forward, batch, step):
+        output = supervised.Supervised()(forward, batch, step)
+        features, logits = forward.constant(batch["unlabeled"]["weak"])
+        loss = output.supervised + tf.reduce_sum(logits**2)
+        return output._replace(supervised=loss, metrics={"features": features})
+
+    for method in (supervised.Supervised(), with_constant_pass):
+        trainers.append(make_trainer(model=make_model(batch_norm=True), method=method))
+        reported = trainers[-1].theta_step(batch)
+    plain, other = (values(trainer.model.variables) for trainer in trainers)
+    for a, b in zip(plain, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    hidden, norm = make_model(batch_norm=True).layers[1:3]
+    x = hidden(batch["unlabeled"]["weak"])
+    mean, variance = tf.nn.moments(x, [0])
+    expected = (x - mean) / tf.sqrt(variance + norm.epsilon)
+    np.testing.assert_allclose(reported["train/features"], expected, atol=1e-5)
 
 
 def test_compiled_steps_agree_with_plain_ones():

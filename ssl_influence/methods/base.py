@@ -16,7 +16,26 @@ import tensorflow as tf
 
 from ssl_influence import head_rows
 
-Forward = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
+Pass = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
+
+
+class Forward(NamedTuple):
+    """The model in training mode, two ways of calling it; `forward(inputs)` is `train`.
+
+    Both map inputs to (features [B, D], logits [B, C]) and let BatchNorm normalize by the batch.
+
+    Attributes:
+      train: the pass that carries the gradient and updates BatchNorm's moving statistics.
+      constant: a pass that leaves no trace: the caller's gradient tape does not record it, so that
+        no activation of it is kept, and moving statistics stay as they are.
+    """
+
+    train: Pass
+    constant: Pass
+
+    def __call__(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """`train`."""
+        return self.train(inputs)
 
 
 class MethodOutput(NamedTuple):
@@ -46,8 +65,8 @@ class MethodOutput(NamedTuple):
 class Method(Protocol):
     """An SSL base algorithm.
 
-    `views` names the augmented views that it reads of unlabeled examples. `forward` is the model
-    in training mode, from inputs to (features [B, D], logits [B, C]); a method may call it again.
+    `views` names the augmented views that it reads of unlabeled examples. A method may call
+    `forward` more than once; one that never asks for `forward.constant` takes any function.
     """
 
     views: tuple[str, ...]
@@ -72,7 +91,7 @@ class RowLoss(NamedTuple):
     head: head_rows.HeadRows
 
 
-def joint_forward(forward: Forward, *parts: Any) -> tuple[HeadOutput, ...]:
+def joint_forward(forward: Pass, *parts: Any) -> tuple[HeadOutput, ...]:
     """One forward pass over all `parts`, concatenated, and its outputs split again.
 
     BatchNorm thus normalizes labeled rows and every view by statistics of all of them, as in the
@@ -82,6 +101,29 @@ def joint_forward(forward: Forward, *parts: Any) -> tuple[HeadOutput, ...]:
     inputs = tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *parts)
     features, logits = (_at_least_float32(output) for output in forward(inputs))
     return tuple(map(HeadOutput, tf.split(features, sizes), tf.split(logits, sizes)))
+
+
+def forward_with_target(
+    forward: Forward, target_forward: str, labeled: Any, target: Any, *others: Any
+) -> tuple[HeadOutput, ...]:
+    """The outputs for labeled inputs, for the view that gives the target, and for other views.
+
+    The target's are constants. How they come about is `target_forward`:
+
+    - "joint": by `joint_forward` of all rows, as in the published codes. Through the statistics
+      that BatchNorm shares between the rows, gradients then flow into the target's rows too.
+    - "separate": by a pass of their own, `forward.constant`, which normalizes them by their own
+      statistics and has no backward pass; all other rows share `joint_forward`. Moving statistics
+      are those of the other rows alone, updated once a step: theta is trained under these, and a
+      second update would square the momentum. Without BatchNorm, losses and gradients are those of
+      "joint".
+    """
+    if target_forward == "separate":
+        (on_target,) = joint_forward(forward.constant, target)
+        on_labeled, *on_others = joint_forward(forward, labeled, *others)
+    else:
+        on_labeled, on_target, *on_others = joint_forward(forward, labeled, target, *others)
+    return on_labeled, HeadOutput(*map(tf.stop_gradient, on_target)), *on_others
 
 
 def sparse_cross_entropy(output: HeadOutput, label: tf.Tensor) -> RowLoss:

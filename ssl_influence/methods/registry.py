@@ -13,7 +13,7 @@ def build(method_config: config.MethodConfig, num_classes: int, train_steps: int
       train_steps: length of the run, over which training signal annealing runs.
 
     Raises:
-      ConfigError: for a method without a builder, or annealing asked of a method that has none.
+      ConfigError: for a method without a builder, or a setting asked of a method that has none.
     """
     name = method_config.name
     if name == "uda":
@@ -24,6 +24,12 @@ def build(method_config: config.MethodConfig, num_classes: int, train_steps: int
             temperature=method_config.temperature,
             unsupervised_weight=method_config.unsupervised_weight,
             tsa=method_config.tsa,
+            target_forward=method_config.target_forward,
+        )
+    if method_config.target_forward != "joint":
+        raise config.ConfigError(
+            f"target_forward={method_config.target_forward!r} needs a view that gives the target "
+            f"alone, and method {name} has none: use target_forward=joint."
         )
     if method_config.tsa != "none":
         raise config.ConfigError(

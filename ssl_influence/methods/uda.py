@@ -70,6 +70,7 @@ class UDA:
       unsupervised_weight: w.
       tsa: "none", "linear", "log" or "exp": training signal annealing. With it a_l is
         kept_l / max(sum kept, 1), and the metric "tsa_kept_rate" is the share of labeled rows kept.
+      target_forward: "joint" or "separate", see `base.forward_with_target`.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak", "strong")
@@ -80,14 +81,15 @@ class UDA:
     temperature: float = 0.4
     unsupervised_weight: float = 1.0
     tsa: str = "none"
+    target_forward: str = "joint"
 
     def __call__(
         self, forward: base.Forward, batch: Mapping[str, Any], step: int | tf.Tensor
     ) -> base.MethodOutput:
         """The losses of a batch with views "weak" and "strong" at a step, counted from 0."""
         labeled, unlabeled = batch["labeled"], batch["unlabeled"]
-        on_labeled, on_weak, on_strong = base.joint_forward(
-            forward, labeled["inputs"], unlabeled["weak"], unlabeled["strong"]
+        on_labeled, on_weak, on_strong = base.forward_with_target(
+            forward, self.target_forward, labeled["inputs"], unlabeled["weak"], unlabeled["strong"]
         )
         supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
         coefficient, annealing_metrics = base.mean_coefficient(supervised), {}

@@ -133,10 +133,12 @@ def linear_gradients(method, data):
     watched = [labeled] + [unlabeled[name] for name in method.views]
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        output = method(lambda x: (x, x @ weights), data, 0)
+        linear = base.Forward(*[lambda x: (x, x @ weights)] * 2)
+        output = method(linear, data, 0)
         loss = tf.reduce_sum(output.supervised * output.supervised_coefficient)
         loss += tf.reduce_sum(output.unsupervised * output.unsupervised_coefficient)
-    return dict(zip(("labeled",) + method.views, tape.gradient(loss, watched), strict=True))
+    gradients = tape.gradient(loss, watched, unconnected_gradients="zero")
+    return dict(zip(("labeled",) + method.views, gradients, strict=True))
 
 
 def test_uda_target_branch_carries_no_gradient():
@@ -296,6 +298,70 @@ def test_labeled_rows_and_views_share_one_forward_pass(name, calls):
 
     method_of(name)(counting, batch(), 0)
     assert seen == [calls]
+
+
+def counted(seen):
+    """A forward that notes, call by call, the kind of the pass and its number of rows."""
+
+    def make(kind):
+        def call(inputs):
+            seen.append((kind, inputs.shape[0]))
+            return forward(inputs)
+
+        return call
+
+    return base.Forward(make("train"), make("constant"))
+
+
+def test_separate_target_has_a_constant_pass_of_its_own():
+    seen = []
+    method_of("uda", target_forward="separate")(counted(seen), batch(), 0)
+    assert seen == [("constant", 4), ("train", 9)]
+    seen.clear()
+    method_of("uda")(counted(seen), batch(), 0)
+    assert seen == [("train", 13)]
+
+
+@pytest.mark.parametrize("tsa", ["none", "linear"])
+def test_joint_and_separate_target_agree_where_rows_do_not_interact(tsa):
+    joint, separate = (
+        method_of("uda", confidence=0.5, tsa=tsa, target_forward=mode)(counted([]), batch(), 100)
+        for mode in config.TARGET_FORWARDS
+    )
+    for a, b in zip(*map(tf.nest.flatten, (joint, separate)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_joint_and_separate_target_have_the_same_gradients_where_rows_do_not_interact():
+    fields = {"confidence": 0.0, "temperature": 0.7}
+    joint, separate = (
+        linear_gradients(method_of("uda", target_forward=mode, **fields), batch(tf.float64))
+        for mode in config.TARGET_FORWARDS
+    )
+    assert separate.keys() == joint.keys()
+    assert np.all(np.any(separate["strong"], -1))
+    for name in joint:
+        close(separate[name], joint[name], 1e-12)
+
+
+@pytest.mark.parametrize("mode", config.TARGET_FORWARDS)
+def test_target_of_any_method_carries_no_gradient_but_all_other_views_do(mode):
+    parts = [tf.constant(np.eye(CLASSES)[:rows]) for rows in (1, 2, 3, 4)]
+    plain = base.Forward(forward, forward)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(parts)
+        outputs = base.forward_with_target(plain, mode, *parts)
+    for index, (part, output) in enumerate(zip(parts, outputs, strict=True)):
+        np.testing.assert_array_equal(output.logits, part)
+        np.testing.assert_array_equal(output.features, part[:, :2])
+        for tensor in output:
+            assert (tape.gradient(tensor, part) is None) == (index == 1)
+
+
+@pytest.mark.parametrize("name", ["pseudo_label", "supervised"])
+def test_separate_target_is_refused_where_no_view_gives_the_target_alone(name):
+    with pytest.raises(config.ConfigError, match="use target_forward=joint"):
+        method_of(name, target_forward="separate")
 
 
 @pytest.mark.parametrize("name", ["uda", "pseudo_label", "supervised"])
