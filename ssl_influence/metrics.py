@@ -1,15 +1,18 @@
 """Numbers of a run: averaged over the steps between two log lines, written as JSON lines."""
 
 import json
-import math
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config, files
+
+T = TypeVar("T")
 
 
 class NonFiniteError(config.UserError, FloatingPointError):
@@ -24,6 +27,10 @@ class MetricWindow(tf.train.experimental.PythonState):
     """Running means of named scalars since the last log line; part of the checkpoint.
 
     A name counts only the steps that report it (weight steps report more names than theta steps).
+    A mean over something else than steps, such as the accuracy of those rows of a batch that are
+    judged, is reported as the pair (sum, count): sums are divided by counts, and where nothing was
+    counted there is no mean.
+
     Sums are kept in double precision and stored as JSON text, whose round trip is exact, so that a
     resumed run logs the same numbers as one that was never stopped.
     """
@@ -31,26 +38,27 @@ class MetricWindow(tf.train.experimental.PythonState):
     def __init__(self):
         self._sums: dict[str, list[float]] = {}
 
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one step's scalars.
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds one step's scalars and pairs.
 
         Raises:
           NonFiniteError: a value is NaN or infinite; nothing is added.
         """
         for name, value in values.items():
-            if not math.isfinite(value):
+            if not np.all(np.isfinite(value)):
                 raise NonFiniteError(
                     f"{name} is {value} at step {step}: the run stops and the last checkpoint is "
                     "kept. Try a lower --learning_rate, or look at the examples of that batch."
                 )
         for name, value in values.items():
+            amount, count = (value, 1) if np.ndim(value) == 0 else value
             total = self._sums.setdefault(name, [0.0, 0])
-            total[0] += value
-            total[1] += 1
+            total[0] += float(amount)
+            total[1] += float(count)
 
     def flush(self) -> dict[str, float]:
         """The means, by name; the window is empty afterwards."""
-        means = {name: total / count for name, (total, count) in self._sums.items()}
+        means = {name: total / count for name, (total, count) in self._sums.items() if count}
         self._sums = {}
         return means
 
@@ -61,6 +69,59 @@ class MetricWindow(tf.train.experimental.PythonState):
     def deserialize(self, string_value: str | bytes) -> None:
         """Takes the state that `serialize` gave."""
         self._sums = json.loads(string_value)
+
+
+class Throughput:
+    """How fast a loop goes through its batches, and how much of that time it waits for them.
+
+    Time begins once the loop asks for its second batch: the first step traces, and the input is
+    only starting then. Whatever the loop does counts: weight steps, validation, checkpoints.
+
+    Args:
+      examples_of: the number of examples in a batch.
+      clock: seconds, from any origin.
+    """
+
+    def __init__(
+        self, examples_of: Callable[[Any], int], clock: Callable[[], float] = time.monotonic
+    ):
+        self._examples_of = examples_of
+        self._clock = clock
+        self._began: float | None = None
+        self._waited = 0.0
+        self._examples = 0
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; loop over these."""
+        iterator = iter(batches)
+        for first in iterator:
+            yield first
+            break
+        self._began = asked = self._clock()
+        for batch in iterator:
+            self._waited += self._clock() - asked
+            self._examples += self._examples_of(batch)
+            yield batch
+            asked = self._clock()
+
+    def flush(self) -> dict[str, float]:
+        """What was measured since the last flush; nothing where no batch was.
+
+        time/examples_per_second: examples of the batches per second of wall time.
+        time/input_wait: share of wall time between asking for a batch and having it. On a CPU a
+          step ends before the next batch is asked for, and training stands still meanwhile. An
+          accelerator goes on with the steps that are queued: it idles for this share at most.
+        """
+        now = self._clock()
+        if not self._examples:
+            return {}
+        seconds = max(now - self._began, 1e-9)
+        measured = {
+            "time/examples_per_second": self._examples / seconds,
+            "time/input_wait": self._waited / seconds,
+        }
+        self._began, self._waited, self._examples = now, 0.0, 0
+        return measured
 
 
 class MetricsWriter:

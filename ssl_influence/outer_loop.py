@@ -3,16 +3,18 @@
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
 from ssl_influence import (
+    alarms as alarms_lib,
     checkpoints,
     config as config_lib,
     evaluation,
+    event_files,
     example_weights as example_weights_lib,
     metrics as metrics_lib,
     training,
@@ -42,15 +44,16 @@ def train(
 ) -> int:
     """Trains to `config.train_steps`, from the newest checkpoint under `model_dir` if there is one.
 
-    Writes metrics.jsonl, checkpoints/ and weights/ there. Batches are functions of the step, so a
-    run that was stopped, at any moment and by anything, goes on as if it had not been.
+    Writes metrics.jsonl, tensorboard/, checkpoints/ and weights/ there. Batches are functions of
+    the step, so a run that was stopped, at any moment and by anything, goes on as if it had not
+    been. What looks wrong in the metrics is logged as a warning, see `alarms`.
 
     Args:
       trainer: holds all state.
       pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)`
         and `evaluation_batches(role, batch_size)`.
       model_dir: the run's directory; made where it is missing.
-      config: length and intervals.
+      config: length and intervals, and whether to write event files.
       weight_ids: ids of the unlabeled examples, whose weights are summarized in the metrics and
         written beside each checkpoint; None takes the whole table.
       should_stop: asked after each step; once true, the state is saved and the function returns.
@@ -62,6 +65,7 @@ def train(
       NonFiniteError: a term of the objective is NaN or infinite. Nothing is saved after the last
         step that was known to be good.
       CheckpointError: the newest checkpoint does not fit.
+      EventFileError: event files cannot be written, or are damaged.
     """
     model_dir = pathlib.Path(model_dir)
     window = metrics_lib.MetricWindow()
@@ -86,17 +90,24 @@ def train(
             first_weight_step,
             config.train_steps,
         )
-    writer = metrics_lib.MetricsWriter(model_dir / "metrics.jsonl", start)
     evaluator = evaluation.Evaluator(trainer.model)
     validation = pipeline.evaluation_batches("validation", config_lib.EVALUATION_BATCH_SIZE)
-    skipped = int(trainer.skipped_weight_steps)
-    progress = _Progress(start, config.train_steps)
+    validation_counts = _count_labels(validation, trainer.head.units)
+    facts = alarms_lib.Facts(
+        train_steps=config.train_steps,
+        confidence=getattr(trainer.method, "confidence", None),
+        minimum=trainer.example_weights.minimum,
+        maximum=trainer.example_weights.maximum,
+        validation_counts=validation_counts,
+    )
+    journal = _Journal(model_dir, start, config, facts)
+    throughput = metrics_lib.Throughput(lambda batch: _examples_in(batch, trainer.method))
     pending = []
 
     def settle() -> None:
         """Moves the scalars of finished steps to the window; the one place that waits for them."""
         for step, values in pending:
-            window.add(step, {name: float(value) for name, value in values.items()})
+            window.add(step, {name: value.numpy() for name, value in values.items()})
         pending.clear()
 
     def save(step: int) -> None:
@@ -104,39 +115,37 @@ def train(
         _export_weights(model_dir, step, trainer.example_weights, weight_ids)
 
     step = start
-    for batch in pipeline.train_dataset(start, config.train_steps):
+    for batch in throughput.timed(pipeline.train_dataset(start, config.train_steps)):
         pending.append((step + 1, _step(trainer, pipeline, step, batch)))
         step += 1
         last = step == config.train_steps
-        row = {}
+        row, histograms, unpredicted = {}, {}, []
         if last or step % config.log_every == 0:
             settle()
             row.update(window.flush())
+            row.update(throughput.flush())
             row.update(_summarize_weights(trainer, weight_ids))
+            histograms["weights/example_weights"] = trainer.example_weights.values()[weight_ids]
         if last or step % config.eval_every == 0:
             settle()
-            errors = evaluation.errors(evaluator, trainer.ema, validation)
-            row["validation/error"] = errors["raw_error"]
-            row["validation/ema_error"] = errors["ema_error"]
+            wrong, examples, predicted = evaluator.counts(validation)
+            with trainer.ema.swapped():
+                ema_error, _ = evaluator.error(validation)
+            unpredicted = alarms_lib.never_predicted(validation_counts, predicted)
+            row["validation/error"] = 100.0 * wrong / examples
+            row["validation/ema_error"] = ema_error
+            row["validation/classes_never_predicted"] = len(unpredicted)
         if row:
-            writer.write(step, row)
-            progress.report(step, row)
-        if row.get("weights/skipped_steps", skipped) > skipped:
-            skipped = row["weights/skipped_steps"]
-            _log.warning(
-                "%d weight steps were skipped so far: the last layer's system could not be solved. "
-                "A larger --damping makes it better conditioned.",
-                skipped,
-            )
+            journal.write(step, row, histograms, unpredicted)
         stop = not last and should_stop()
         if last or stop or step % config.checkpoint_every == 0:
             settle()
             save(step)
-        progress.advance()
+        journal.advance()
         if stop:
             _log.info("Stopped at step %d and saved; the same command resumes.", step)
             break
-    progress.close()
+    journal.close()
     return step
 
 
@@ -155,20 +164,41 @@ def _step(
     return {**reported, **trainer.theta_step(batch)}
 
 
+def _count_labels(batches, num_classes: int) -> np.ndarray:
+    """Examples of each class in batches of {"label", "mask"}, int64 [C]."""
+    labels = [batch["label"].numpy()[batch["mask"].numpy()] for batch in batches]
+    return np.bincount(np.concatenate(labels), minlength=num_classes)
+
+
+def _examples_in(batch: training.Batch, method) -> int:
+    """How many examples of a training batch the method reads."""
+    roles = ("labeled", "unlabeled") if method.views else ("labeled",)
+    return sum(batch[role]["example_id"].shape[0] for role in roles)
+
+
 def _summarize_weights(trainer: training.BilevelTrainer, ids: np.ndarray) -> dict[str, float]:
     if not len(ids):
         return {}
-    weights = trainer.example_weights.values()[ids]
-    updates = trainer.example_weights.update_counts()[ids]
-    low, median, high = np.quantile(weights, [0.05, 0.5, 0.95])
+    table = trainer.example_weights
+    weights, updates = table.values()[ids], table.update_counts()[ids]
+    quantiles = np.quantile(weights, [0.05, 0.25, 0.5, 0.75, 0.95])
+    names = ("quantile_05", "quantile_25", "median", "quantile_75", "quantile_95")
+    at_bound = {
+        # Lambda is projected to the bounds as they are in float32.
+        f"share_at_{name}": np.mean(weights == np.float32(bound))
+        for name, bound in (("minimum", table.minimum), ("maximum", table.maximum))
+        if np.isfinite(bound)
+    }
+    summary = {
+        "mean": weights.mean(dtype=np.float64),
+        **dict(zip(names, quantiles, strict=True)),
+        **at_bound,
+        "updates_per_example": updates.mean(),
+    }
     return {
-        "weights/mean": float(weights.mean(dtype=np.float64)),
-        "weights/quantile_05": float(low),
-        "weights/median": float(median),
-        "weights/quantile_95": float(high),
-        "weights/updates_per_example": float(updates.mean()),
+        **{f"weights/{name}": float(value) for name, value in summary.items()},
         "weights/skipped_steps": int(trainer.skipped_weight_steps),
-        "weights/skipped_rows": int(trainer.example_weights.skipped),
+        "weights/skipped_rows": int(table.skipped),
     }
 
 
@@ -190,6 +220,46 @@ def _export_weights(
     for path in folder.glob("weights-*.csv"):
         if checkpoints.step_of(path.stem) not in kept:
             path.unlink()
+
+
+class _Journal:
+    """Where the rows of metrics go: two kinds of files, the alarms and the progress shown."""
+
+    def __init__(
+        self,
+        model_dir: pathlib.Path,
+        start: int,
+        config: config_lib.TrainConfig,
+        facts: alarms_lib.Facts,
+    ):
+        lines = model_dir / "metrics.jsonl"
+        self._metrics = metrics_lib.MetricsWriter(lines, start)
+        event_files.cut(model_dir / "tensorboard", start)
+        self._events = None
+        if config.tensorboard:
+            self._events = event_files.EventWriter(model_dir / "tensorboard")
+        self._alarms = alarms_lib.Alarms(facts, metrics_lib.read_metrics(lines))
+        self._progress = _Progress(start, config.train_steps)
+
+    def write(
+        self,
+        step: int,
+        row: Mapping[str, float],
+        histograms: Mapping[str, np.ndarray],
+        never_predicted: Sequence[int],
+    ) -> None:
+        self._metrics.write(step, row)
+        if self._events:
+            self._events.write(step, row, histograms)
+        self._progress.report(step, row)
+        for message in self._alarms.check({"step": step, **row}, never_predicted):
+            _log.warning("%s", message)
+
+    def advance(self) -> None:
+        self._progress.advance()
+
+    def close(self) -> None:
+        self._progress.close()
 
 
 class _Progress:

@@ -15,7 +15,7 @@ LAYERS = (
     {"config", "files", "head_rows"},
     {"data", "augment", "models", "per_example", "optimizers", "averages"},
     {"influence", "example_weights", "methods"},
-    {"checkpoints", "metrics", "distribution"},
+    {"checkpoints", "metrics", "event_files", "alarms", "distribution"},
     {"evaluation"},
     {"training"},
     {"outer_loop"},

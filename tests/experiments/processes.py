@@ -64,7 +64,10 @@ def contents(model_dir):
     # How often a checkpoint was written is no part of the run.
     names = sorted(n for n in reader.get_variable_to_shape_map() if "save_counter" not in n)
     tensors = {name: np.array(reader.get_tensor(name)) for name in names}
-    rows = [{**row, "wall_s": 0} for row in metrics.read_metrics(model_dir / "metrics.jsonl")]
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith(("wall_s", "time/"))}
+        for row in metrics.read_metrics(model_dir / "metrics.jsonl")
+    ]
     return tensors, rows, (model_dir / "weights" / "weights-40.csv").read_text()
 
 
