@@ -1,0 +1,1 @@
+"""What each example of a batch contributes to a gradient."""
