@@ -13,6 +13,7 @@ the unlabeled points are shaded by their weights.
 
 import csv
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +47,17 @@ _MARKERS = ("o", "^")
 _WEIGHT_MAP = colors.LinearSegmentedColormap.from_list("weights", ["#f29fd5", "#8a4f86", "#000000"])
 _WEIGHT_SCALE = colors.Normalize(0.0, 2.0, clip=True)
 
-_RESOLUTION = 200
+_RESOLUTION = 150
 _MARGIN = 0.08
-_PANEL_WIDTH = 3.0
-_PNG_DPI = 200
-_GIF_DPI = 110
-_FRAME_MS = 350
-_LAST_FRAME_MS = 2500
+# Inches. At 100 dots an inch the figure is 900 pixels wide, the width of a page on the web; PNG
+# files have twice the dots.
+_WIDTH, _MAX_PANEL_HEIGHT, _GAP = 9.0, 4.0, 0.12
+_BAR_SPACE, _BAR_WIDTH = 0.85, 0.13
+_TITLE_HEIGHT, _LINE_HEIGHT, _LEGEND_HEIGHT = 0.3, 0.17, 0.56
+_SMALL, _MEDIUM, _LARGE = 8, 9, 10
+_PNG_DPI, _GIF_DPI = 200, 100
+_GIF_COLORS = 128
+_FRAME_MS, _LAST_FRAME_MS = 300, 2500
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,10 +128,13 @@ def read(
       moving average.
 
     Raises:
+      ValueError: more rows than three, or none.
       ConfigError: the source has other classes than two, or its inputs are no points in the plane.
       CheckpointError: the rows have no step in common, or a checkpoint or its weights are missing
         or do not fit.
     """
+    if not 1 <= len(rows) <= len(_ROW_STYLES):
+        raise ValueError(f"There are lines for 1 to {len(_ROW_STYLES)} rows, not for {len(rows)}.")
     if source.inputs.shape[1:] != (2,) or source.num_classes != 2:
         raise config.ConfigError(
             f"Boundaries are drawn for points in the plane of two classes; {source.name} has "
@@ -181,38 +189,42 @@ def panels(
     Args:
       histories: data sets, whose rows have the same names.
       path: of the file, replaced in one move.
-      steps: which; None takes the first, the last and the middle one by ratio.
+      steps: which; None takes the first, the last and the middle one by ratio, of each data set.
 
     Raises:
       ValueError: a history has no frame of such a step.
     """
-    figure = _figure([_at_steps(history, steps) for history in histories])
-    figures.save(figure, path, _PNG_DPI)
+    table = [_at_steps(history, steps or _telling_steps(history)) for history in histories]
+    figures.save(_figure(table), path, _PNG_DPI)
 
 
-def animation(histories: Sequence[History], path: str | os.PathLike) -> None:
-    """Draws every step as a frame of an endless GIF, data sets side by side.
+def animation(
+    histories: Sequence[History],
+    path: str | os.PathLike,
+    steps: Sequence[int] | None = None,
+) -> None:
+    """Draws a frame a step of an endless GIF, data sets side by side.
+
+    A frame of one data set takes about 30 kB.
 
     Args:
-      histories: data sets with frames of the same steps, whose rows have the same names.
+      histories: data sets, whose rows have the same names.
       path: of the file, replaced in one move.
+      steps: which; None takes all of the first data set.
 
     Raises:
-      ValueError: the histories have different steps.
+      ValueError: a history has no frame of such a step.
     """
-    steps = [[frame.step for frame in history.frames] for history in histories]
-    if any(other != steps[0] for other in steps):
-        raise ValueError(f"An animation needs the same steps of every data set, got {steps}.")
+    if steps is None:
+        steps = [frame.step for frame in histories[0].frames]
+    columns = [_at_steps(history, steps) for history in histories]
     images = []
-    for index in range(len(steps[0])):
-        figure = _figure([[(history, history.frames[index]) for history in histories]])
+    for row in zip(*columns, strict=True):
+        figure = _figure([row])
         figure.set_dpi(_GIF_DPI)
         figure.canvas.draw()
-        images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3]))
-    # One palette for all frames: with one each, still parts would flicker.
-    sample = np.concatenate([np.asarray(images[0]), np.asarray(images[-1])])
-    palette = Image.fromarray(sample).quantize(255, dither=Image.Dither.NONE)
-    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+        images.append(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    images = _with_one_palette(images)
     durations = [_FRAME_MS] * (len(images) - 1) + [_LAST_FRAME_MS]
     figures.write_atomically(
         path,
@@ -240,6 +252,26 @@ def boundary(x: np.ndarray, y: np.ndarray, score: np.ndarray) -> list[np.ndarray
       Polylines [k, 2] of (x, y); none where the score keeps its sign.
     """
     return contourpy.contour_generator(x, y, score).lines(0.0)
+
+
+def _with_one_palette(images: Sequence[np.ndarray]) -> list[Image.Image]:
+    """RGB images [h, w, 3] in the same _GIF_COLORS colors, chosen on the first and the last image.
+
+    With a palette each, still parts would flicker.
+    """
+    sample = Image.fromarray(np.concatenate([images[0], images[-1]]))
+    palette = sample.quantize(_GIF_COLORS, dither=Image.Dither.NONE)
+    reduced = [
+        Image.fromarray(image).quantize(palette=palette, dither=Image.Dither.NONE)
+        for image in images
+    ]
+    # Pillow's background is a mean of white and the shades near it: make it white again.
+    entries = palette.getpalette()
+    background = reduced[0].getpixel((0, 0))
+    entries[3 * background : 3 * background + 3] = (255, 255, 255)
+    for image in reduced:
+        image.putpalette(entries)
+    return reduced
 
 
 def _axes(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,53 +303,93 @@ def _read_weight(model_dir: str | os.PathLike, step: int, example_id: np.ndarray
         ) from error
     except KeyError as error:
         raise checkpoints.CheckpointError(
-            f"{path} has no example {error}: it was written by a run on another split."
+            f"{path} has no example {error.args[0]}: it was written by a run on another split."
         ) from error
 
 
-def _at_steps(history: History, steps: Sequence[int] | None) -> list[tuple[History, Frame]]:
-    by_step = {frame.step: frame for frame in history.frames}
-    if steps is None:
-        all_steps = list(by_step)
-        middle = np.sqrt(max(all_steps[0], 1) * all_steps[-1])
-        nearest = min(all_steps, key=lambda step: abs(step - middle))
-        steps = sorted({all_steps[0], nearest, all_steps[-1]})
-    missing = [step for step in steps if step not in by_step]
+def _telling_steps(history: History) -> list[int]:
+    """The first, the last, and the one nearest to their geometric mean: most happens early."""
+    steps = [frame.step for frame in history.frames]
+    middle = math.sqrt(max(steps[0], 1) * steps[-1])
+    return sorted({steps[0], min(steps, key=lambda step: abs(step - middle)), steps[-1]})
+
+
+def _at_steps(history: History, steps: Sequence[int]) -> list[tuple[History, Frame]]:
+    frames = {frame.step: frame for frame in history.frames}
+    missing = [step for step in steps if step not in frames]
     if missing:
-        raise ValueError(f"{history.title}: no frame of steps {missing}, only of {list(by_step)}.")
-    return [(history, by_step[step]) for step in steps]
+        raise ValueError(f"{history.title}: no frame of steps {missing}, only of {list(frames)}.")
+    return [(history, frames[step]) for step in steps]
 
 
 def _figure(table: Sequence[Sequence[tuple[History, Frame]]]) -> Figure:
-    """A panel for each entry of the table, one legend and one color bar."""
-    # Heights follow the data, so that equal axes fill their panels.
-    heights = [_PANEL_WIDTH * max(_aspect(history) for history, _ in row) for row in table]
+    """A panel for each entry of the table, a color bar at the right and the legend below."""
     names = list(table[0][0][1].scores)
-    size = (_PANEL_WIDTH * len(table[0]), sum(heights) + 0.62 * len(table) + 0.75)
-    figure = figures.new_figure(size)
-    axes = figure.subplots(
-        len(table), len(table[0]), squeeze=False, gridspec_kw={"height_ratios": heights}
+    notes_height = _LINE_HEIGHT * len(names) + 0.1
+    # In a row all panels are equally high, and as wide as their data then ask for.
+    ratios = [[_width_by_height(history) for history, _ in row] for row in table]
+    widest = _WIDTH - _BAR_SPACE - _GAP * len(table[0])
+    heights = [min(_MAX_PANEL_HEIGHT, widest / sum(row)) for row in ratios]
+    row_widths = [
+        height * sum(row) + _GAP * len(row) for height, row in zip(heights, ratios, strict=True)
+    ]
+    width = max(row_widths) + _BAR_SPACE
+    height = sum(heights) + (_TITLE_HEIGHT + notes_height) * len(table) + _LEGEND_HEIGHT
+    figure = figures.new_figure((width, height))
+
+    def axes_at(left, bottom, panel_width, panel_height):
+        return figure.add_axes(
+            (left / width, bottom / height, panel_width / width, panel_height / height)
+        )
+
+    bottom = height
+    for row, row_ratios, row_width, panel_height in zip(
+        table, ratios, row_widths, heights, strict=True
+    ):
+        bottom -= _TITLE_HEIGHT + panel_height
+        left = _GAP + (max(row_widths) - row_width) / 2
+        for (history, frame), ratio in zip(row, row_ratios, strict=True):
+            points = _panel(
+                axes_at(left, bottom, panel_height * ratio, panel_height), history, frame
+            )
+            left += panel_height * ratio + _GAP
+        bottom -= notes_height
+    bar = axes_at(
+        max(row_widths) + _GAP,
+        bottom + notes_height,
+        _BAR_WIDTH,
+        height - bottom - notes_height - _TITLE_HEIGHT,
     )
-    for row, row_axes in zip(table, axes, strict=True):
-        for (history, frame), axis in zip(row, row_axes, strict=True):
-            points = _panel(axis, history, frame)
-    bar = figure.colorbar(
-        points, ax=axes, extend="max", ticks=[0, 0.5, 1, 1.5, 2], fraction=0.03, pad=0.02
-    )
-    bar.set_label("weight of an unlabeled point")
-    bar.outline.set_visible(False)
-    figure.legend(
-        handles=_legend(names), loc="outside lower center", ncols=3, frameon=False, fontsize=9
-    )
+    _color_bar(figure, points, bar)
+    for y, handles in ((0.36, _line_handles(names)), (0.14, _point_handles())):
+        figure.legend(
+            handles=handles,
+            loc="center",
+            bbox_to_anchor=(0.5, y / height),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=_MEDIUM,
+            borderpad=0,
+        )
     return figure
 
 
-def _aspect(history: History) -> float:
-    return float(np.ptp(history.y) / np.ptp(history.x))
+def _width_by_height(history: History) -> float:
+    return float(np.ptp(history.x) / np.ptp(history.y))
+
+
+def _color_bar(figure: Figure, points, axis: matplotlib.axes.Axes) -> None:
+    bar = figure.colorbar(
+        points, cax=axis, extend="max", extendfrac=0.03, ticks=[0, 0.5, 1, 1.5, 2]
+    )
+    bar.set_label("example weight", fontsize=_MEDIUM)
+    bar.ax.tick_params(labelsize=_SMALL)
+    bar.outline.set_visible(False)
 
 
 def _panel(axis: matplotlib.axes.Axes, history: History, frame: Frame):
     """Draws one panel and returns the unlabeled points, whose colors the bar explains."""
+    height = axis.bbox.height / axis.figure.dpi
     # Low weights lie on top: they are few, and what the figure is about.
     order = np.argsort(-frame.weight, kind="stable")
     unlabeled = axis.scatter(
@@ -325,7 +397,7 @@ def _panel(axis: matplotlib.axes.Axes, history: History, frame: Frame):
         c=frame.weight[order],
         cmap=_WEIGHT_MAP,
         norm=_WEIGHT_SCALE,
-        s=7,
+        s=3.0 * height,
         linewidths=0,
     )
     for line in boundary(history.x, history.y, history.truth):
@@ -335,7 +407,8 @@ def _panel(axis: matplotlib.axes.Axes, history: History, frame: Frame):
         for line in boundary(history.x, history.y, score):
             axis.plot(*line.T, **style)
     for label, marker in enumerate(_MARKERS):
-        axis.plot(*history.labeled[history.labels == label].T, **_labeled_style(marker))
+        points = history.labeled[history.labels == label]
+        axis.plot(*points.T, **_labeled_style(marker, 8.0 * max(1.0, math.sqrt(height / 2))))
     axis.set(
         aspect="equal",
         xlim=history.x[[0, -1]],
@@ -343,31 +416,55 @@ def _panel(axis: matplotlib.axes.Axes, history: History, frame: Frame):
         xticks=[],
         yticks=[],
     )
-    axis.set_title(f"{history.title}, step {frame.step}", fontsize=10)
-    errors = [f"{name} {frame.test_errors[name]:.1f}%" for name in frame.scores]
-    axis.set_xlabel("test error: " + ", ".join(errors), fontsize=8)
+    axis.set_title(f"{history.title}, step {frame.step}", fontsize=_LARGE, pad=5)
+    handles = [
+        lines.Line2D([], [], label=f"{frame.test_errors[name]:.1f}% test error", **style)
+        for name, style in zip(frame.scores, _ROW_STYLES, strict=False)
+    ]
+    axis.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.0),
+        frameon=False,
+        fontsize=_SMALL,
+        handlelength=2.6,
+        borderpad=0.2,
+        borderaxespad=0.2,
+        labelspacing=0.35,
+    )
     for spine in axis.spines.values():
         spine.set_color("#c8ccd2")
     return unlabeled
 
 
-def _labeled_style(marker: str) -> dict:
+def _labeled_style(marker: str, size: float = 8.0) -> dict:
     return {
         "linestyle": "none",
         "marker": marker,
-        "markersize": 9 if marker == "^" else 8,
+        "markersize": size,
         "color": _VERMILION,
         "markeredgecolor": "white",
         "markeredgewidth": 1.2,
     }
 
 
-def _legend(names: Sequence[str]) -> list[lines.Line2D]:
-    handles = [lines.Line2D([], [], label="ground truth", **_TRUTH_STYLE)]
-    for name, style in zip(names, _ROW_STYLES, strict=False):
-        handles.append(lines.Line2D([], [], label=name, **style))
-    for label, marker in enumerate(_MARKERS):
-        handles.append(
-            lines.Line2D([], [], label=f"labeled, class {label}", **_labeled_style(marker))
-        )
-    return handles
+def _line_handles(names: Sequence[str]) -> list[lines.Line2D]:
+    named = {"ground truth": _TRUTH_STYLE, **dict(zip(names, _ROW_STYLES, strict=False))}
+    return [lines.Line2D([], [], label=name, **style) for name, style in named.items()]
+
+
+def _point_handles() -> list[lines.Line2D]:
+    labeled = [
+        lines.Line2D([], [], label=f"labeled, class {label}", **_labeled_style(marker))
+        for label, marker in enumerate(_MARKERS)
+    ]
+    unlabeled = lines.Line2D(
+        [],
+        [],
+        label="unlabeled, shaded by weight",
+        linestyle="none",
+        marker="o",
+        markersize=3,
+        color=_WEIGHT_MAP(_WEIGHT_SCALE(1.0)),
+    )
+    return [*labeled, unlabeled]

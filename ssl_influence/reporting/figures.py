@@ -84,7 +84,7 @@ def _series(rows: list[dict], name: str) -> tuple[list[float], list[float]]:
 
 
 def _figure(columns: int):
-    figure = new_figure((4.8 * columns, 3.6))
+    figure = new_figure((4.8 * columns, 3.6), layout="constrained")
     axes = figure.subplots(1, columns)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -93,10 +93,10 @@ def _figure(columns: int):
     return figure, axes
 
 
-def new_figure(size: tuple[float, float]) -> Figure:
+def new_figure(size: tuple[float, float], layout: str | None = None) -> Figure:
     """An empty figure of a width and height in inches, that draws to memory or a file alone."""
     # No pyplot: it would pick a window system and keep every figure alive.
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout=layout)
     backend_agg.FigureCanvasAgg(figure)
     return figure
 
