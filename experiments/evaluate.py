@@ -8,12 +8,33 @@ themselves (raw) and their moving average (ema), and prints a table. Report the 
 "best" is chosen on the very examples it is measured on. Checkpoints that are there because the run
 was stopped between two regular ones are left out. The run's own settings are read from its
 flags.txt.
+
+    CUDA_VISIBLE_DEVICES=1 python -m experiments.evaluate --model_dir=/tmp/run --follow
+
+does so while another process trains there, on another device (here the second GPU;
+CUDA_VISIBLE_DEVICES= is the CPU). It may be started before, during or after training, waits for
+checkpoints, evaluates each as it appears, and ends with exit code 0 when the last step is
+evaluated, after --timeout_s seconds without a new checkpoint, or on SIGTERM or Ctrl-C. If there
+never was a checkpoint the exit code is 1. The results are the same in each case, but for
+checkpoints that training deleted (--keep_checkpoints) before they were seen.
+
+Results of this run that are there already are kept, also of checkpoints that are gone, and not
+computed again, so the same command goes on where it was stopped. Results of a run with other
+settings or another split are replaced. Remove eval/ to evaluate anew, for example with other code.
 """
+
+import logging
+import pathlib
+import signal
+import time
 
 from absl import flags
 
 from experiments import command, flags as shared_flags
 from ssl_influence import config as config_lib
+
+_log = logging.getLogger("ssl_influence")
+_POLL_S = 1.0
 
 shared_flags.define_model_dir()
 _DATA_DIR = flags.DEFINE_string(
@@ -22,15 +43,30 @@ _DATA_DIR = flags.DEFINE_string(
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", config_lib.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
 )
+_FOLLOW = flags.DEFINE_boolean("follow", False, "Wait for checkpoints of a run in training.")
+_TIMEOUT_S = flags.DEFINE_integer(
+    "timeout_s", 3600, "With --follow: seconds to wait for a new checkpoint.", lower_bound=0
+)
 
 
 def main() -> None:
+    if not _FOLLOW.value:
+        if _TIMEOUT_S.present:
+            raise config_lib.ConfigError(
+                f"--timeout_s={_TIMEOUT_S.value} has no meaning without --follow: add that."
+            )
+        _evaluate(None)
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _evaluate(_TIMEOUT_S.value)
+    except KeyboardInterrupt:
+        _log.info("Stopped; the same command goes on.")
+
+
+def _evaluate(follow_s: float | None) -> None:
     model_dir = shared_flags.model_dir()
-    if not (model_dir / "flags.txt").exists():
-        raise config_lib.ConfigError(
-            f"--model_dir={model_dir} holds no flags.txt: name the directory of a run (of a "
-            "comparison, one of the folders in it)."
-        )
+    _wait_for_run(model_dir, follow_s or 0)
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
     if _DATA_DIR.value:
         config = config.replace(data={"data_dir": _DATA_DIR.value})
@@ -40,7 +76,22 @@ def main() -> None:
 
     built = launch.build(config)
     splits.check(splits.read(model_dir / "split.json"), built.manifest)
-    print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value)))
+    print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value, follow_s)))
+
+
+def _wait_for_run(model_dir: pathlib.Path, seconds: float) -> None:
+    """Returns once flags.txt and split.json are there, which training writes in this order."""
+    deadline = time.monotonic() + seconds
+    for name in ("flags.txt", "split.json"):
+        if seconds and not (model_dir / name).exists():
+            _log.info("Waiting for %s.", model_dir / name)
+        while not (model_dir / name).exists():
+            if time.monotonic() >= deadline:
+                raise config_lib.ConfigError(
+                    f"--model_dir={model_dir} holds no {name}: name the directory of a run (of a "
+                    "comparison, one of the folders in it)."
+                )
+            time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

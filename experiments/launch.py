@@ -2,12 +2,14 @@
 
 import dataclasses
 import fcntl
+import logging
 import os
 import pathlib
 import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import tensorflow as tf
 import tf_keras as keras
@@ -17,6 +19,8 @@ from ssl_influence import checkpoints, config as config_lib, evaluation, files, 
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
+
+_log = logging.getLogger("ssl_influence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,20 +110,110 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
 
 
 def evaluate(
-    built: Run, model_dir: str | os.PathLike, batch_size: int = config_lib.EVALUATION_BATCH_SIZE
+    built: Run,
+    model_dir: str | os.PathLike,
+    batch_size: int = config_lib.EVALUATION_BATCH_SIZE,
+    follow_s: float | None = None,
 ) -> dict[str, dict]:
-    """Evaluates every checkpoint on test and validation, see evaluation.evaluate_run."""
-    batches = {
-        split: built.pipeline.evaluation_batches(split, batch_size)
-        for split in ("test", "validation")
-    }
-    return evaluation.evaluate_run(
-        built.trainer.model,
-        built.trainer.ema,
-        batches,
-        model_dir,
-        every=built.config.train.checkpoint_every,
-    )
+    """Evaluates every checkpoint on test and validation, see evaluation.evaluate_run.
+
+    What eval/ holds of this run already is kept and not computed again; what it holds of another
+    run is removed.
+
+    Args:
+      built: the run.
+      model_dir: its directory.
+      batch_size: examples a batch.
+      follow_s: also waits for checkpoints to come, each for so many seconds at most, see
+        evaluation.follow_run.
+
+    Raises:
+      ConfigError: eval/ cannot be written; with `follow_s`, another process evaluates there, or
+        the directory was given to another run meanwhile.
+      CheckpointError: there is nothing to evaluate, or it does not fit.
+    """
+    model_dir = pathlib.Path(model_dir)
+    every = built.config.train.checkpoint_every
+    with _results_claimed(model_dir / "eval", built, wait=follow_s is None):
+        batches = {
+            split: built.pipeline.evaluation_batches(split, batch_size)
+            for split in ("test", "validation")
+        }
+        run = (built.trainer.model, built.trainer.ema, batches, model_dir)
+        if follow_s is None:
+            return evaluation.evaluate_run(*run, every, keep=True)
+        return evaluation.follow_run(
+            *run, current=lambda: _current_settings(built, model_dir), timeout_s=follow_s
+        )
+
+
+@contextmanager
+def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[None]:
+    """Keeps other evaluations out of eval/, and removes the results of another run.
+
+    eval/flags.txt says which run the results are of: the settings that a resumed run has to have,
+    and its split.
+    """
+    record = folder / "flags.txt"
+    split = f"# The run that results.jsonl is of, with split {built.manifest['sha256']}"
+    settings = shared_flags.to_flagfile(built.config, program="").partition("\n")[2]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+        _lock(lock, wait)
+        if not _is_record_of(record, built.config, split):
+            for name in ("results.jsonl", "summary.json"):
+                (folder / name).unlink(missing_ok=True)
+        files.write_atomically(record, f"{split}\n{settings}")
+    except BlockingIOError as error:
+        raise config_lib.ConfigError(
+            f"Another process evaluates in {folder}: one is enough, the results are the same."
+        ) from error
+    except OSError as error:
+        raise config_lib.ConfigError(
+            f"{folder} cannot be written ({error.strerror}): results belong there."
+        ) from error
+    with lock:
+        yield
+
+
+def _lock(lock: IO[str], wait: bool) -> None:
+    """Takes the kernel's lock on a file; raises BlockingIOError where it is taken, or waits."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise
+        folder = pathlib.Path(lock.name).parent
+        _log.info("Another process writes its results to %s: waiting for it to end.", folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _is_record_of(record: pathlib.Path, config: config_lib.Config, split: str) -> bool:
+    try:
+        shared_flags.check_resumable(record, config)
+    except config_lib.ConfigError:
+        return False
+    return record.read_text().splitlines()[0] == split
+
+
+def _current_settings(built: Run, model_dir: pathlib.Path) -> config_lib.TrainConfig:
+    """The lengths and intervals in flags.txt; a resumed run may have changed them.
+
+    Raises:
+      ConfigError: it is of another run than `built` by now.
+    """
+    path = model_dir / "flags.txt"
+    if not path.exists():
+        return built.config.train
+    now = shared_flags.read_flagfile(path)
+    try:
+        shared_flags.check_resumable(model_dir / "eval" / "flags.txt", now)
+    except config_lib.ConfigError as error:
+        raise config_lib.ConfigError(
+            f"{model_dir} was given to another run meanwhile: start again to evaluate that."
+        ) from error
+    return now.train
 
 
 @contextmanager

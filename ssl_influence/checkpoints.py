@@ -16,6 +16,10 @@ class CheckpointError(config.UserError, RuntimeError):
     """A checkpoint that does not hold just what the run needs. One line: file and cause."""
 
 
+class UnreadableError(CheckpointError):
+    """Files that cannot be read: damaged, or caught while they were written or deleted."""
+
+
 class Checkpointer:
     """Saves and restores every trackable object of a run under `directory`/ckpt-<step>.
 
@@ -78,6 +82,22 @@ def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
+def stamp(path: str) -> tuple[tuple[str, int, int], ...] | None:
+    """Name, size and time of each file of the checkpoint at a path prefix; None where one is gone.
+
+    Equal stamps say that nobody wrote to it in between.
+    """
+    prefix = pathlib.Path(path)
+    data = sorted(prefix.parent.glob(f"{prefix.name}.data-*"))
+    try:
+        status = [
+            (file.name, file.stat()) for file in (prefix.with_name(f"{prefix.name}.index"), *data)
+        ]
+    except FileNotFoundError:
+        return None
+    return tuple((name, s.st_size, s.st_mtime_ns) for name, s in status) if data else None
+
+
 class Restored:
     """What was read from a checkpoint, and the checks whether that was everything."""
 
@@ -104,12 +124,13 @@ def read(checkpoint: tf.train.Checkpoint, path: str) -> Restored:
     """Reads the checkpoint at a path prefix into the objects of `checkpoint`.
 
     Raises:
-      CheckpointError: its files are damaged, or a tensor has another shape there.
+      UnreadableError: its files are damaged, incomplete or gone.
+      CheckpointError: a tensor has another shape there.
     """
     try:
         return Restored(path, checkpoint.restore(path))
     except (tf.errors.OpError, IndexError) as error:  # IndexError: a file cut short
-        raise CheckpointError(
+        raise UnreadableError(
             f"{path} cannot be read ({_first_line(error)}): it is damaged. Remove it to go on from "
             "an older one, or use a new --model_dir."
         ) from error

@@ -1,18 +1,25 @@
 """Error rates of a model and of its moving average, for one model or a run's checkpoints."""
 
 import json
+import logging
 import os
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, files
+from ssl_influence import averages, checkpoints, config, files, metrics
 
 MEDIAN_WINDOWS = (1, 10, 20, 50)
+POLL_S = 1.0
+
+_log = logging.getLogger("ssl_influence")
+T = TypeVar("T")
 
 
 class Evaluator:
@@ -76,12 +83,14 @@ def evaluate_run(
     splits: Mapping[str, Iterable[Mapping[str, tf.Tensor]]],
     model_dir: str | os.PathLike,
     every: int = 1,
+    *,
+    keep: bool = False,
 ) -> dict[str, dict]:
     """Evaluates every checkpoint under `model_dir` and writes eval/results.jsonl and
     eval/summary.json.
 
-    Only the model and its average are restored. Both files are replaced whole, so they speak of the
-    checkpoints that exist now.
+    Only the model and its average are restored. Both files are replaced whole after each
+    checkpoint.
 
     Args:
       model: of the run's architecture; its values are overwritten.
@@ -90,38 +99,236 @@ def evaluate_run(
       model_dir: the run's directory.
       every: leaves out checkpoints of other steps than multiples of this, but for the last: they
         are there because the run was stopped, and a run's results should not depend on that.
+      keep: rows that results.jsonl has already stay, also where their checkpoint is gone, and are
+        not computed again. Only right where they are of this very run. Without it the files speak
+        of the checkpoints that exist now.
 
     Returns:
       What summary.json holds, see `summarize`.
 
     Raises:
-      CheckpointError: there is no checkpoint, or one lacks the model or its average.
+      CheckpointError: there is no checkpoint, or one is damaged or lacks the model or its average.
     """
-    model_dir = pathlib.Path(model_dir)
-    found = checkpoints.list_checkpoints(model_dir / "checkpoints")
-    found = {k: path for k, path in found.items() if k % every == 0 or k == max(found)}
-    if not found:
+    results = _Results(model, average, splits, model_dir, keep)
+    found = _list(model_dir)
+    for step, path in _chosen(found, every, last=max([*found, *results.steps], default=0)).items():
+        if step in results.steps:
+            continue
+        try:
+            rows = results.evaluate(step, path)
+        except checkpoints.UnreadableError:
+            if checkpoints.stamp(path) is not None:
+                raise
+            _log.info("%s was deleted before it could be read.", path)
+        else:
+            results.add(step, rows, every)
+    if not results.steps:
         raise checkpoints.CheckpointError(
-            f"{model_dir / 'checkpoints'} holds no checkpoint: train there first, or name the "
-            "directory of a run with --model_dir."
+            f"{pathlib.Path(model_dir, 'checkpoints')} holds no checkpoint: train there first, or "
+            "name the directory of a run with --model_dir."
         )
-    evaluator = Evaluator(model)
-    reader = tf.train.Checkpoint(model=model, ema=average)
-    rows = []
-    for step, path in found.items():
+    return results.write(every)
+
+
+def follow_run(
+    model: keras.Model,
+    average: averages.ExponentialMovingAverage,
+    splits: Mapping[str, Iterable[Mapping[str, tf.Tensor]]],
+    model_dir: str | os.PathLike,
+    *,
+    current: Callable[[], config.TrainConfig],
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, dict]:
+    """As `evaluate_run` with keep=True, for a run that is still being trained by another process.
+
+    Evaluates checkpoints as they appear, until that of the last step is done or no new one came for
+    `timeout_s`. Whenever it is started, and however often it is stopped, results.jsonl comes out
+    the same, but for checkpoints that training deleted before they were seen.
+
+    A checkpoint off the schedule is what a stopped run leaves. It is evaluated only if it is still
+    the newest at the timeout, and its rows go once there are newer ones.
+
+    Reading is never in training's way, and a checkpoint that is being written or deleted meanwhile
+    does no harm: one that cannot be read is tried again. If it fails twice and its files are the
+    same, it is damaged: that is logged, and it is left alone until its files change.
+
+    Args:
+      model: as in `evaluate_run`.
+      average: as there.
+      splits: as there.
+      model_dir: as there.
+      current: the run's settings as they are now, of which `train_steps` and `checkpoint_every` are
+        used. Asked at every look and before rows are written; should raise if the directory holds
+        another run by now.
+      timeout_s: seconds to wait for a new checkpoint.
+      clock: seconds that only grow.
+      sleep: waits for some seconds.
+
+    Returns:
+      What summary.json holds, see `summarize`.
+
+    Raises:
+      CheckpointError: no checkpoint could be evaluated in time, or one lacks the model or its
+        average.
+    """
+    results = _Results(model, average, splits, model_dir, keep=True)
+    suspects = _Suspects()
+
+    def evaluate(step: int, path: str) -> bool:
+        """Whether the checkpoint could be read; its rows are written then."""
+        try:
+            rows = results.evaluate(step, path)
+        except checkpoints.UnreadableError as error:
+            suspects.add(path, error)
+            return False
+        finally:
+            every = current().checkpoint_every
+        suspects.clear(path)
+        results.add(step, rows, every)
+        return True
+
+    waiting_since = clock()
+    while True:
+        train = current()
+        chosen = _chosen(_list(model_dir), train.checkpoint_every, last=train.train_steps)
+        new = {step: path for step, path in chosen.items() if step not in results.steps}
+        suspects.drop_all_but(new.values())
+        tried = [evaluate(step, path) for step, path in new.items() if not suspects.damaged(path)]
+        if any(tried):
+            waiting_since = clock()
+        if tried and all(tried):
+            continue  # others may have come meanwhile; one that failed needs time
+        if train.train_steps in results.steps and not suspects.unsettled:
+            _log.info("Step %d, the last, is evaluated.", train.train_steps)
+            break
+        left = waiting_since + timeout_s - clock()
+        if left <= 0:
+            _log.info("No new checkpoint came for %g s.", timeout_s)
+            break
+        sleep(min(POLL_S, left))
+    found = _list(model_dir)
+    newest = max([*found, *results.steps], default=0)
+    if newest not in results.steps and newest in found and not suspects.damaged(found[newest]):
+        evaluate(newest, found[newest])
+    suspects.settle()
+    if not results.steps:
+        raise checkpoints.CheckpointError(
+            f"{pathlib.Path(model_dir, 'checkpoints')} held no checkpoint to evaluate for "
+            f"{timeout_s:g} s: train there, or wait longer."
+        )
+    return results.write(train.checkpoint_every)
+
+
+class _Results:
+    """The rows of a run: evaluates checkpoints, and writes results.jsonl and summary.json."""
+
+    def __init__(self, model, average, splits, model_dir, keep):
+        self._evaluator = Evaluator(model)
+        self._average = average
+        self._splits = splits
+        self._model = model
+        self._folder = pathlib.Path(model_dir) / "eval"
+        kept = metrics.read_metrics(self._folder / "results.jsonl") if keep else []
+        by_step = {}
+        for row in kept:
+            by_step.setdefault(row["step"], {})[row["split"]] = row
+        self.steps: dict[int, list[dict]] = {
+            step: [rows[split] for split in splits]
+            for step, rows in by_step.items()
+            if splits.keys() <= rows.keys()
+        }
+
+    def evaluate(self, step: int, path: str) -> list[dict]:
+        """The rows of a checkpoint, one for each split; nothing is written."""
+        # A new one each time: what is left of a failed restore would spoil the next.
+        reader = tf.train.Checkpoint(model=self._model, ema=self._average)
         checkpoints.read(reader, path).assert_existing_objects_matched()
-        for split, batches in splits.items():
-            rows.append({"step": step, "split": split, **errors(evaluator, average, batches)})
-    summary = {
-        split: summarize([row for row in rows if row["split"] == split], split) for split in splits
-    }
-    files.write_atomically(
-        model_dir / "eval" / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
-    )
-    files.write_atomically(
-        model_dir / "eval" / "summary.json", json.dumps(summary, indent=2) + "\n"
-    )
-    return summary
+        return [
+            {"step": step, "split": split, **errors(self._evaluator, self._average, batches)}
+            for split, batches in self._splits.items()
+        ]
+
+    def add(self, step: int, rows: list[dict], every: int) -> None:
+        """Takes the rows of a checkpoint, says what they are and writes the files."""
+        self.steps[step] = rows
+        shown = [f"{r['split']} {r['raw_error']:.2f} (ema {r['ema_error']:.2f})" for r in rows]
+        _log.info("step %d  error, %%: %s", step, "  ".join(shown))
+        self.write(every)
+
+    def write(self, every: int) -> dict[str, dict]:
+        """Writes the rows that are on the schedule, and the last; returns their summary."""
+        chosen = _chosen(self.steps, every, last=max(self.steps))
+        rows = [row for step in sorted(chosen) for row in chosen[step]]
+        summary = {
+            split: summarize([row for row in rows if row["split"] == split], split)
+            for split in self._splits
+        }
+        files.write_atomically(
+            self._folder / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+        )
+        files.write_atomically(self._folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
+
+
+class _Suspects:
+    """Tells damaged checkpoints from those that were caught while they were written or deleted.
+
+    TensorFlow moves the data into place and then writes the index there, which for a moment is
+    empty; it deletes the index before the data.
+    """
+
+    def __init__(self):
+        self._seen = {}  # path -> its stamp when it last failed
+        self.unsettled: dict[str, Exception] = {}
+
+    def add(self, path: str, error: Exception) -> None:
+        """Notes that a checkpoint could not be read; logs it if that is for good."""
+        before, now = self._seen.get(path), checkpoints.stamp(path)
+        self.clear(path)
+        if now is None:
+            _log.info("%s was deleted before it could be read.", path)
+            return
+        self._seen[path], self.unsettled[path] = now, error
+        if now == before:
+            self._report(path)
+
+    def clear(self, path: str) -> None:
+        """Forgets a checkpoint."""
+        self._seen.pop(path, None)
+        self.unsettled.pop(path, None)
+
+    def drop_all_but(self, paths: Iterable[str]) -> None:
+        """Forgets those that failed once and are not there any more."""
+        for path in self.unsettled.keys() - set(paths):
+            self.clear(path)
+            _log.info("%s was deleted before it could be read.", path)
+
+    def damaged(self, path: str) -> bool:
+        """Whether it was reported and its files have not changed since."""
+        return (
+            path in self._seen
+            and path not in self.unsettled
+            and self._seen[path] == checkpoints.stamp(path)
+        )
+
+    def settle(self) -> None:
+        """Logs those that failed and were not tried again."""
+        for path in list(self.unsettled):
+            self._report(path)
+
+    def _report(self, path):
+        _log.warning("Left out: %s", self.unsettled.pop(path))
+
+
+def _list(model_dir: str | os.PathLike) -> dict[int, str]:
+    return checkpoints.list_checkpoints(pathlib.Path(model_dir) / "checkpoints")
+
+
+def _chosen(by_step: Mapping[int, T], every: int, last: int) -> dict[int, T]:
+    """What belongs to the steps of the schedule, or to the last."""
+    return {step: x for step, x in by_step.items() if step % every == 0 or step == last}
 
 
 def summarize(rows: list[dict], split: str) -> dict:
