@@ -17,7 +17,7 @@ from ssl_influence import averages, checkpoints, config as config_lib
 from tests.experiments.processes import TINY, assert_refused, finish, run, start, succeeded
 
 
-def follow(model_dir, timeout_s=200):
+def follow(model_dir, timeout_s=600):
     return start(
         "-m",
         "experiments.evaluate",
