@@ -1,52 +1,168 @@
-"""Trains the rows of a comparison on one split and seed, and tabulates their test errors."""
+"""Trains the rows of a comparison, over one seed or many, and tabulates their test errors.
+
+A cell is one row on one seed: a run of its own, with a directory of its own. Finished cells are not
+trained again, so that a comparison can be stopped and resumed, and spread over processes that share
+a --model_dir and have different --seeds; the last one then tabulates all of them.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
 
 from absl import flags
 
 from experiments import flags as shared_flags
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
+from ssl_influence.data import sources
 
 flags.disclaim_key_flags()
 
+_SUPERVISED = {
+    "method": {"name": "supervised", "tsa": "none", "target_forward": "joint"},
+    "weights": {"weighting": "fixed"},
+}
 ROWS = {
-    "supervised": {
-        "method": {"name": "supervised", "tsa": "none"},
-        "weights": {"weighting": "fixed"},
-    },
+    "supervised": _SUPERVISED,
+    "supervised_all_labels": {**_SUPERVISED, "data": {"labeled_includes_validation": True}},
     "fixed": {"weights": {"weighting": "fixed"}},
     "single": {"weights": {"weighting": "single"}},
     "per_example": {"weights": {"weighting": "per_example"}},
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One row on one seed (None: the seeds that the flags name)."""
+
+    row: str
+    seed: int | None
+    config: config_lib.Config
+    model_dir: pathlib.Path
+
+
 def define_flags(defaults: dict) -> None:
-    """The shared flags, --model_dir and --rows."""
+    """The shared flags, --model_dir, --rows, --seeds and --row_setting."""
     shared_flags.define(defaults)
     shared_flags.define_model_dir()
     flags.DEFINE_list(
-        "rows", ["supervised", "fixed", "per_example"], f"Rows to train, of {', '.join(ROWS)}."
+        "rows",
+        ["supervised", "fixed", "per_example"],
+        f"Rows to train, of {', '.join(ROWS)}. supervised_all_labels trains on the labels of the "
+        "validation examples too.",
+    )
+    flags.DEFINE_list(
+        "seeds",
+        [],
+        "Repeat on these seeds, of split and run alike, as 1-5 or 1,2,7, under "
+        "--model_dir/seed-<s>/<row>, and tabulate mean, standard deviation and paired differences.",
+    )
+    flags.DEFINE_multi_string(
+        "row_setting", [], "A setting of one row alone, as fixed:unsupervised_weight=0.3."
     )
 
 
-def main(program: str) -> None:
-    """Trains, or resumes, each row under --model_dir, evaluates it and prints the table."""
+def cells() -> list[Cell]:
+    """What the flags ask for, seed by seed.
+
+    Raises:
+      ConfigError: an unknown row, seeds that cannot be read, or a setting that cannot work.
+    """
     model_dir, rows = shared_flags.model_dir(), flags.FLAGS.rows
     unknown = [row for row in rows if row not in ROWS]
     if unknown or not rows:
         raise config_lib.ConfigError(f"rows={','.join(rows)}: choose among {', '.join(ROWS)}.")
-    config = shared_flags.to_config()
-    if config.method.name == "supervised":
+    if shared_flags.to_config().method.name == "supervised":
         raise config_lib.ConfigError(
             "method=supervised leaves nothing to compare: name the method of the other rows."
         )
+    settings = _row_settings(flags.FLAGS.row_setting)
+    found = []
+    for seed in _parse_seeds(flags.FLAGS.seeds) or [None]:
+        folder = model_dir if seed is None else model_dir / f"seed-{seed}"
+        for row in rows:
+            config = shared_flags.to_config(settings.get(row, {})).replace(**ROWS[row])
+            name = sources.parse_name(config.data.dataset)
+            if seed is not None:
+                name = dataclasses.replace(name, seed=seed)
+                config = config.replace(train={"seed": seed})
+            config = config.replace(data={"dataset": str(name)})
+            found.append(Cell(row, seed, config, folder / row))
+    return found
+
+
+def main(program: str) -> list[Cell]:
+    """Trains, or resumes, each cell, evaluates it and prints the table.
+
+    Returns:
+      The cells, all finished; none where a stop was asked for.
+    """
+    planned = cells()
     from experiments import launch
     from ssl_influence.reporting import tables
 
-    results = {}
-    for row in rows:
-        print(f"\n{row}:", flush=True)
-        built = launch.build(config.replace(**ROWS[row]))
-        if not launch.train(built, model_dir / row, program):
-            return
-        results[row] = launch.evaluate(built, model_dir / row)["test"]
-    print(f"{config.data.dataset}, seed {config.train.seed}, {config.train.train_steps} steps:")
-    print(tables.comparison(results))
+    results: dict[str, dict[int, dict]] = {}
+    for cell in planned:
+        result = _finished(cell)
+        if result is None:
+            of_seed = "" if cell.seed is None else f", seed {cell.seed}"
+            print(f"\n{cell.row}{of_seed}:", flush=True)
+            result = launch.train_and_judge(cell.config, cell.model_dir, program)
+        if result is None:
+            return []
+        results.setdefault(cell.row, {})[cell.config.train.seed] = result
+    config = planned[0].config
+    seeds = ",".join(flags.FLAGS.seeds) or str(config.train.seed)
+    title = f"{config.data.dataset}, seed {seeds}, {config.train.train_steps} steps:"
+    if flags.FLAGS.seeds:
+        files.write_atomically(
+            shared_flags.model_dir() / "comparison.json", json.dumps(results, indent=1) + "\n"
+        )
+        print(title, tables.study(results), sep="\n")
+    else:
+        only = {row: next(iter(by_seed.values())) for row, by_seed in results.items()}
+        print(title, tables.comparison(only), sep="\n")
+    return planned
+
+
+def _finished(cell: Cell) -> dict | None:
+    """The result of a cell that ended earlier, under the same settings; else None.
+
+    Raises:
+      ConfigError: the directory holds a run with other settings.
+    """
+    path = cell.model_dir / "eval" / "result.json"
+    if not path.exists():
+        return None
+    shared_flags.check_resumable(cell.model_dir / "flags.txt", cell.config)
+    result = json.loads(path.read_text())
+    return result if result["step"] == cell.config.train.train_steps else None
+
+
+def _parse_seeds(parts: list[str]) -> list[int]:
+    """["1-3", "7"] -> [1, 2, 3, 7]."""
+    seeds = []
+    for part in parts:
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise config_lib.ConfigError(
+                f"seeds={','.join(parts)}: {part!r} is neither a seed nor a range such as 1-5."
+            )
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(seeds)) < len(seeds):
+        raise config_lib.ConfigError(f"seeds={','.join(parts)} names a seed twice.")
+    return seeds
+
+
+def _row_settings(texts: list[str]) -> dict[str, dict[str, str]]:
+    """["fixed:confidence=0.5"] -> {"fixed": {"confidence": "0.5"}}."""
+    settings: dict[str, dict[str, str]] = {}
+    for text in texts:
+        match = re.fullmatch(r"(\w+):(\w+)=(.*)", text)
+        if not match or match[1] not in ROWS:
+            raise config_lib.ConfigError(
+                f"row_setting={text} is not of the form row:flag=value with a row of "
+                f"{', '.join(ROWS)}."
+            )
+        settings.setdefault(match[1], {})[match[2]] = match[3]
+    return settings

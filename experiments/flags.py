@@ -287,18 +287,33 @@ def define(defaults: Mapping[str, Any] | None = None, flag_values=flags.FLAGS) -
         raise KeyError(f"no such flags: {', '.join(defaults)}")
 
 
-def to_config(flag_values=flags.FLAGS) -> config_lib.Config:
+def to_config(
+    overrides: Mapping[str, str] | None = None, flag_values=flags.FLAGS
+) -> config_lib.Config:
     """The config that the flags describe.
 
+    Args:
+      overrides: flag -> text that takes the place of its value.
+      flag_values: where the flags are defined.
+
     Raises:
-      ConfigError: a value or a combination cannot work.
+      ConfigError: a value or a combination cannot work, or there is no such flag.
     """
+    overrides = dict(overrides or {})
     fields: dict[str, dict[str, Any]] = {}
     for name, concern, field, _ in _TABLE:
         value = flag_values[name].value
+        if name in overrides:
+            text = overrides.pop(name)
+            try:
+                value = flag_values[name].parser.parse(text)
+            except ValueError as error:
+                raise config_lib.ConfigError(f"{name}={text} cannot be: {error}.") from error
         if isinstance(value, list):
-            value = _parse_numbers(name, value)
+            value = parse_numbers(name, value)
         fields.setdefault(concern, {})[field] = value
+    if overrides:
+        raise config_lib.ConfigError(f"There is no setting {next(iter(overrides))!r}.")
     return config_lib.Config().replace(**fields)
 
 
@@ -333,7 +348,7 @@ def read_flagfile(path: pathlib.Path) -> config_lib.Config:
         raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
     if rest[1:]:
         raise config_lib.ConfigError(f"{path} cannot be read: {rest[1]!r} is not a --flag=value.")
-    return to_config(flag_values)
+    return to_config(flag_values=flag_values)
 
 
 def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
@@ -371,7 +386,7 @@ def _field(concern: str, field: str) -> tuple[Any, Any]:
     return kind, default
 
 
-def _parse_numbers(name: str, value: list[str]) -> tuple[int, ...]:
+def parse_numbers(name: str, value: list[str]) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in value)
     except ValueError as error:

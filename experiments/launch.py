@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import json
 import logging
 import os
 import pathlib
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -19,6 +21,7 @@ from ssl_influence import checkpoints, config as config_lib, evaluation, files, 
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
+from ssl_influence.reporting import ranking
 
 _log = logging.getLogger("ssl_influence")
 
@@ -145,6 +148,62 @@ def evaluate(
         return evaluation.follow_run(
             *run, current=lambda: _current_settings(built, model_dir), timeout_s=follow_s
         )
+
+
+def train_and_judge(
+    config: config_lib.Config, model_dir: pathlib.Path, program: str
+) -> dict | None:
+    """Trains in `model_dir`, or goes on there, evaluates, and judges the learned weights.
+
+    Returns:
+      What eval/result.json then holds: {"step", "raw", "ema": last test errors in percent,
+      "auroc_wrong", "auroc_stranger": see `judge_weights`}; None if training was stopped early.
+    """
+    keras.backend.clear_session()
+    built = build(config)
+    if not train(built, model_dir, program):
+        return None
+    result = {"step": config.train.train_steps}
+    if config.weights.weighting == "per_example":
+        judged = judge_weights(built, model_dir)
+        result.update({name: judged[-1][name] for name in ("auroc_wrong", "auroc_stranger")})
+    test = evaluate(built, model_dir)["test"]
+    result.update({kind: test[kind]["last"]["error"] for kind in ("raw", "ema")})
+    files.write_atomically(model_dir / "eval" / "result.json", json.dumps(result) + "\n")
+    return result
+
+
+def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
+    """How well low weights mark unlabeled examples that should not be trained on.
+
+    Written to eval/weights.json, a row for each regular checkpoint: {"step"; "wrong": share of
+    wrong pseudo-labels (most probable classes of the checkpoint's model, augmentation aside) among
+    the unlabeled examples of known truth; "auroc_wrong": the chance that one of these has a lower
+    weight than one with a right pseudo-label; "auroc_stranger": the same for examples of a class
+    outside the task}. Equal weights count half; None where there is no example to tell from others.
+    """
+    ids, source = built.split.unlabeled, built.source
+    labels = source.labels[ids]
+    strangers = np.zeros(len(ids), bool) if source.strangers is None else source.strangers[ids]
+    batches = built.pipeline.evaluation_batches("unlabeled", config_lib.EVALUATION_BATCH_SIZE)
+    reader = tf.train.Checkpoint(model=built.trainer.model)
+    rows = []
+    for step, path in checkpoints.list_checkpoints(model_dir / "checkpoints").items():
+        if step % built.config.train.checkpoint_every and step != built.config.train.train_steps:
+            continue
+        checkpoints.read(reader, path).assert_existing_objects_matched()
+        logits = [built.trainer.model(batch["inputs"], training=False)[1] for batch in batches]
+        pseudo_label = np.concatenate(logits).argmax(axis=1)[: len(ids)]
+        _, weight, _ = checkpoints.read_weights(model_dir / "weights" / f"weights-{step}.csv")
+        row = {
+            "step": step,
+            "wrong": float(np.mean(pseudo_label[labels >= 0] != labels[labels >= 0])),
+            "auroc_wrong": ranking.wrong_side_auroc(weight, pseudo_label, labels),
+            "auroc_stranger": ranking.auroc(-weight, strangers),
+        }
+        rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
+    files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
+    return rows
 
 
 @contextmanager

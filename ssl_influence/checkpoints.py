@@ -180,3 +180,18 @@ def export_weights(
     for identity in example_id:
         writer.writerow([identity, repr(float(weight[identity])), updates[identity]])
     files.write_atomically(path, text.getvalue())
+
+
+def read_weights(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `export_weights` wrote: example_id int64 [n], weight float64 [n], updates int64 [n].
+
+    Raises:
+      FileNotFoundError: there is no such file.
+    """
+    with pathlib.Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return (
+        np.array([int(row["example_id"]) for row in rows], np.int64),
+        np.array([float(row["weight"]) for row in rows]),
+        np.array([int(row["updates"]) for row in rows], np.int64),
+    )

@@ -145,16 +145,16 @@ class Pipeline:
         """All examples of a role once, in the order of their ids, without augmentation.
 
         Args:
-          role: "validation" or "test".
+          role: "validation", "unlabeled" or "test".
           batch_size: B; the last batch is filled up with zeros.
 
         Returns:
           {"inputs": float32 [B, ...], "label": int32 [B], "example_id": int64 [B] (the row
           in its part of the source), "mask": bool [B], false where filled up}.
         """
-        if role not in ("validation", "test"):
-            raise ValueError(f"role={role!r} is not one of validation, test.")
-        size = self._test_size if role == "test" else self._validation_size
+        if role not in ("validation", "unlabeled", "test"):
+            raise ValueError(f"role={role!r} is not one of validation, unlabeled, test.")
+        size = self._test_size if role == "test" else self._ids[role].shape[0]
 
         def batch(index):
             place = index * batch_size + tf.range(batch_size, dtype=tf.int64)

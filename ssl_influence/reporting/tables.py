@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from scipy import stats
+
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns aligned by width, the first to the left and the others to the right."""
@@ -39,10 +42,86 @@ def evaluation(summary: Mapping[str, dict]) -> str:
     return render([*header, "best, chosen on itself"], rows)
 
 
-def comparison(results: Mapping[str, dict]) -> str:
-    """Last test errors, one row a run; `results` maps a row's name to its summary of one split."""
+def comparison(results: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Last test errors, one row a run, and how well low weights mark wrong pseudo-labels.
+
+    Args:
+      results: row -> {"raw", "ema": percent; "auroc_wrong": or None}.
+    """
+    header, judged = (
+        ["test error, %", "raw", "ema"],
+        any(result.get("auroc_wrong") is not None for result in results.values()),
+    )
     rows = [
-        [name, f"{result['raw']['last']['error']:.2f}", f"{result['ema']['last']['error']:.2f}"]
+        [
+            name,
+            f"{result['raw']:.2f}",
+            f"{result['ema']:.2f}",
+            *([_number(result.get("auroc_wrong"))] if judged else []),
+        ]
         for name, result in results.items()
     ]
-    return render(["test error, %", "raw", "ema"], rows)
+    return render([*header, "AUROC, wrong pseudo-labels"][: 3 + judged], rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def study(results: Mapping[str, Mapping[int, Mapping[str, float | None]]], base: str = "fixed"):
+    """Test errors over seeds, and how each row stands to the row `base`, seed by seed.
+
+    Args:
+      results: row -> seed -> {"raw", "ema": percent; "auroc_wrong", "auroc_stranger": or None}.
+      base: the row that the others are compared with; left out where it is not among them.
+
+    Returns:
+      A table of mean +- sample standard deviation over the seeds; the mean of the paired
+      differences of raw errors with the half width of its 95% interval (Student's t) and the
+      numbers of seeds on which the row is better, equal and worse; and mean AUROCs, with the
+      number of seeds where there was an example to tell from the others.
+    """
+    header = ["test error, %", "raw", "ema"]
+    compared = base in results and len(results) > 1
+    header += [f"raw less {base}", "better/equal/worse"] if compared else []
+    measures = [
+        (name, title)
+        for name, title in (
+            ("auroc_wrong", "AUROC, wrong pseudo-labels"),
+            ("auroc_stranger", "AUROC, strangers"),
+        )
+        if any(_values(by_seed, name) for by_seed in results.values())
+    ]
+    rows = []
+    for name, by_seed in results.items():
+        cells = [name, _spread(_values(by_seed, "raw")), _spread(_values(by_seed, "ema"))]
+        if compared:
+            both = sorted(by_seed.keys() & results[base].keys())
+            cells += _paired([by_seed[s]["raw"] - results[base][s]["raw"] for s in both])
+        for measure, _ in measures:
+            values = _values(by_seed, measure)
+            cells.append(f"{_spread(values)} ({len(values)})" if values else "")
+        rows.append(cells)
+    return render([*header, *(title for _, title in measures)], rows)
+
+
+def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> list[float]:
+    return [result[name] for result in by_seed.values() if result.get(name) is not None]
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = f" +- {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{deviation}"
+
+
+def _paired(differences: Sequence[float]) -> list[str]:
+    """Mean and 95% half width of paired differences, and how many are below, at and above 0."""
+    differences = np.asarray(differences)
+    if not differences.any():
+        return ["", ""]
+    counts = [np.count_nonzero(x) for x in (differences < 0, differences == 0, differences > 0)]
+    n, half = len(differences), ""
+    if n > 1:
+        half = stats.t.ppf(0.975, n - 1) * differences.std(ddof=1) / np.sqrt(n)
+        half = f" +- {half:.2f}"
+    return [f"{differences.mean():+.2f}{half}", "/".join(map(str, counts))]

@@ -93,40 +93,6 @@ def test_help_shows_the_docstring_and_the_flags():
             assert "--inner_steps" in result.stdout and "--weighting" in result.stdout
 
 
-@pytest.mark.parametrize("dataset", ["two_moons", "circles", "linear"])
-def test_synthetic_prints_the_errors_of_each_row(tmp_path, dataset):
-    result = succeeded(
-        run(
-            "synthetic",
-            f"--dataset={dataset}",
-            f"--model_dir={tmp_path}",
-            "--train_steps=30",
-            "--eval_every=30",
-            "--checkpoint_every=30",
-        )
-    )
-    lines = result.stdout.splitlines()
-    table = lines[next(i for i, line in enumerate(lines) if line.startswith("test error")) + 1 :]
-    assert [line.split()[0] for line in table] == ["supervised", "fixed", "per_example"]
-    for line in table:
-        assert all(0 <= float(cell) <= 60 for cell in line.split()[1:])
-    counts = [
-        np.loadtxt(tmp_path / row / "weights/weights-30.csv", delimiter=",", skiprows=1)
-        for row in ("fixed", "per_example")
-    ]
-    assert len(counts[0]) == 1000
-    assert np.all(counts[0][:, 2] == 0) and np.all(counts[1][:, 2] > 0)
-
-
-def test_digits_compare_prints_the_errors_of_each_row(tmp_path):
-    tiny = [flag for flag in TINY if not flag.startswith("--train_steps")]
-    mlp = ["--model=mlp"]  # quicker to trace
-    result = succeeded(run("compare", *tiny, "--train_steps=10", *mlp, f"--model_dir={tmp_path}"))
-    table = result.stdout.splitlines()[-3:]
-    assert [line.split()[0] for line in table] == ["supervised", "fixed", "per_example"]
-    assert_refused(run("compare", *tiny, "--rows=ours", f"--model_dir={tmp_path}"), "rows=ours")
-
-
 # One of them with the paper's WRN-28-2, the other shallower, for time.
 @pytest.mark.parametrize("dataset, depth", [("cifar10", 28), ("svhn", 10)])
 def test_paper_flagfile_runs_end_to_end(tmp_path, dataset, depth):
