@@ -185,6 +185,15 @@ class BilevelTrainer(tf.Module):
         self._check(batch)
         return self._weight_step(batch, validation)
 
+    def concrete_step(self, name: str, *batches: Batch) -> tf.types.experimental.ConcreteFunction:
+        """The compiled function that a step runs on such batches, for profilers.
+
+        Args:
+          name: "theta_step", "bilevel_step" or "weight_step".
+          batches: the arguments of that step.
+        """
+        return getattr(self, f"_{name}").get_concrete_function(*batches)
+
     def _theta_step_impl(self, batch):
         return self._descend(batch, lambda output: {})
 

@@ -1,0 +1,142 @@
+"""The benchmark: as a process on tiny settings, and that its yardsticks do the same work."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from experiments.benchmarks import pillow_policy, steps, timing, train_step
+from ssl_influence import config as config_lib
+from tests.experiments.processes import assert_refused, run, succeeded
+
+SMALL = ["--labeled_batch_size=8", "--unlabeled_batch_size=16", "--validation_batch_size=10"]
+TINY_NET = ["--depth=10", "--width=1", "--filters=4"]
+
+
+def test_train_step_suite_writes_every_row_and_quotients_of_its_medians(tmp_path):
+    path = tmp_path / "steps.json"
+    arguments = ["--suite=train_step", *TINY_NET, *SMALL, "--repeats=1", f"--json={path}"]
+    table = succeeded(run("benchmark", *arguments)).stdout
+    result = json.loads(path.read_text())
+    rows, ratios = result["rows"], result["ratios"]
+    assert result["suite"] == "train_step" and "--depth=10" in result["flags"]
+    assert result["environment"]["op_determinism"] is True
+    timed = [f"{row}_{mode}" for mode in config_lib.TARGET_FORWARDS for row in train_step.STEPS]
+    for name in (*timed, "validation_forward"):
+        row = rows[name]
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"] and row["float_operations"] > 0
+        assert name in table
+    for mode in config_lib.TARGET_FORWARDS:
+        theta, fused, plain = (rows[f"{row}_{mode}"] for row in ("theta", "fused", "plain"))
+        for quantity in ("median_s", "cpu_s"):
+            extra = fused[quantity] - theta[quantity] - rows["validation_forward"][quantity]
+            assert ratios[f"weight_overhead_{mode}"][quantity] == extra / theta[quantity]
+            assert ratios[f"theta_over_plain_{mode}"][quantity] == theta[quantity] / plain[quantity]
+    separate, joint = (rows[f"theta_{mode}"] for mode in ("separate", "joint"))
+    assert ratios["theta_separate_over_joint"]["median_s"] == (
+        separate["median_s"] / joint["median_s"]
+    )
+    assert separate["float_operations"] < 0.85 * joint["float_operations"]
+    peaks = [rows[f"run_{kind}_weights"]["peak_memory_bytes"] for kind in ("with", "without")]
+    assert min(peaks) > 1e8
+    assert ratios["run_with_over_without_weights"] == {"peak_memory_bytes": peaks[0] / peaks[1]}
+
+
+def test_augment_suite_compares_with_pillow_and_times_the_wait(tmp_path):
+    path = tmp_path / "augment.json"
+    arguments = ["--suite=augment", "--model=mlp", "--hidden_units=4", "--repeats=1", *SMALL]
+    table = succeeded(run("benchmark", *arguments, f"--json={path}")).stdout
+    result = json.loads(path.read_text())
+    rows = result["rows"]
+    for view in ("weak", "strong"):
+        ours, pillow = rows[view], rows[f"{view}_pillow"]
+        assert ours["images_per_s"] == pytest.approx(16 / ours["median_s"])
+        assert result["ratios"][f"{view}_pillow_over_library"]["median_s"] == (
+            pillow["median_s"] / ours["median_s"]
+        )
+    assert 0 < rows["training"]["wait_share"] < 1 and rows["training"]["steps"] > 0
+    assert "strong_pillow" in table
+
+
+WRONG = {
+    "no suite": ([], "--suite"),
+    "unknown suite": (["--suite=everything"], "everything"),
+    "unknown case": (["--suite=augment", "--case=sound"], "images, training"),
+    "no repeats": (["--suite=augment", "--repeats=0"], "repeats"),
+    "method without the plain step": (
+        ["--suite=train_step", "--method=pseudo_label"],
+        "use method=uda",
+    ),
+    "one mode of two": (
+        ["--suite=train_step", "--target_forward=separate"],
+        "measures both",
+    ),
+    "missing folder": (["--suite=augment", "--json=/dev/null/a/b.json"], "make the folder"),
+    "stray argument": (["--suite=augment", "now"], "'now'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_flags_end_with_one_line(name):
+    arguments, part = WRONG[name]
+    assert_refused(run("benchmark", *arguments), part)
+
+
+@pytest.mark.parametrize("mode", config_lib.TARGET_FORWARDS)
+def test_plain_step_does_to_the_network_what_the_theta_step_does(mode):
+    config = config_lib.Config().replace(
+        model={"depth": 10, "width": 1, "filters": 2},
+        method={"confidence": 0.0, "target_forward": mode},
+        data={"labeled_batch_size": 4, "unlabeled_batch_size": 4, "validation_batch_size": 2},
+    )
+    batch, _ = steps.batches(config.data)
+    trainer, (plain, model) = steps.make_trainer(config), steps.plain_step(config, mode)
+    before = [v.numpy() for v in model.trainable_variables]
+    reported = trainer.theta_step(batch)
+    terms = [float(value) for name, value in reported.items() if name.startswith("train/loss_")]
+    assert np.isfinite(float(plain(batch))) and len(terms) > 2
+    own = trainer.model.trainable_variables
+    for a, b, old in zip(own, model.trainable_variables, before, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert np.any(b != old)
+
+
+def test_repeats_take_turns_after_the_warm_up():
+    called = []
+    calls = {name: lambda name=name: called.append(name) for name in "ab"}
+    rows = timing.interleaved(calls, 3, warmup=2)
+    assert "".join(called) == "aabb" + "ab" * 3
+    assert all(row["min_s"] <= row["median_s"] <= row["max_s"] for row in rows.values())
+
+
+def test_ratios_subtract_and_leave_out_rows_that_were_not_measured():
+    rows = {name: {"median_s": s, "cpu_s": 2 * s} for name, s in {"a": 7.0, "b": 2.0}.items()}
+    wanted = {"one": timing.Ratio("a", "b", ("b",)), "other": timing.Ratio("a", "c")}
+    assert timing.ratios(wanted, rows) == {"one": {"median_s": 2.5, "cpu_s": 2.5}}
+
+
+def test_float_operations_are_those_of_the_products_and_counted_in_silence(capfd):
+    function = tf.function(lambda a, b: tf.nn.relu(a @ b))
+    traced = function.get_concrete_function(tf.ones([3, 4]), tf.ones([4, 5]))
+    assert steps.float_operations(traced) == 2 * 3 * 4 * 5
+    assert capfd.readouterr() == ("", "")
+
+
+def test_pillow_policy_makes_the_views_that_the_settings_describe():
+    images = np.random.default_rng(0).integers(0, 256, [40, 16, 16, 3], np.uint8)
+    still = config_lib.AugmentConfig(flip=False, shift=0, operations=0, cutout=0.0)
+    rng = random.Random(0)
+    for make in (pillow_policy.weak, pillow_policy.strong):
+        np.testing.assert_array_equal(make(images, rng, still), images)
+    moved = pillow_policy.weak(images, rng, config_lib.AugmentConfig(shift=0))
+    flips = [np.array_equal(new, old[:, ::-1]) for new, old in zip(moved, images, strict=True)]
+    same = [np.array_equal(new, old) for new, old in zip(moved, images, strict=True)]
+    assert all(np.logical_xor(flips, same)) and 8 < sum(flips) < 32
+    cut = config_lib.AugmentConfig(flip=False, shift=0, operations=0, cutout=0.5)
+    gray = np.all(pillow_policy.strong(images, rng, cut) == 128, -1).sum((1, 2))
+    assert gray.min() >= 16 and gray.max() == 64
+    every = config_lib.AugmentConfig(flip=False, shift=0, cutout=0.0, probability=1.0)
+    changed = np.any(pillow_policy.strong(images, rng, every) != images, (1, 2, 3))
+    assert changed.mean() > 0.8
