@@ -85,9 +85,12 @@ class Objective:
         It is dL_V/dlambda_r (eq. influence) where direction is (H + damping I)^-1 grad L_V, and its
         identity approximation (Luketina et al., 2016) where it is grad L_V.
         """
-        coefficient = self.output_fn().unsupervised_coefficient
-        slopes = dots.row_dots(lambda: self.output_fn().unsupervised, direction, self.variables)
-        return -coefficient * slopes
+
+        def weighted_losses():
+            output = self.output_fn()
+            return tf.stop_gradient(output.unsupervised_coefficient) * output.unsupervised
+
+        return -dots.row_dots(weighted_losses, direction, self.variables)
 
     def _lambda(self, output):
         return tf.cast(self.example_weight, output.unsupervised.dtype)

@@ -55,9 +55,7 @@ def logistic_regression(model_config, input_shape, num_classes, seed):
     return keras.Model(inputs, [features, keras.layers.Dense(num_classes, name="head")(features)])
 
 
-@pytest.mark.parametrize(
-    ("changes", "curvature"), [({}, "gauss_newton"), (DIGITS, "gauss_newton"), (DIGITS, "hessian")]
-)
+@pytest.mark.parametrize(("changes", "curvature"), [({}, "gauss_newton"), (DIGITS, "hessian")])
 def test_of_a_model_that_is_a_last_layer_both_are_equal(tmp_path, monkeypatch, changes, curvature):
     monkeypatch.setattr(registry, "build", logistic_regression)
     config = CONFIG.replace(**changes)
