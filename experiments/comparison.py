@@ -114,14 +114,10 @@ def main(program: str) -> list[Cell]:
     config = planned[0].config
     seeds = ",".join(flags.FLAGS.seeds) or str(config.train.seed)
     title = f"{config.data.dataset}, seed {seeds}, {config.train.train_steps} steps:"
-    if flags.FLAGS.seeds:
-        files.write_atomically(
-            shared_flags.model_dir() / "comparison.json", json.dumps(results, indent=1) + "\n"
-        )
-        print(title, tables.study(results), sep="\n")
-    else:
-        only = {row: next(iter(by_seed.values())) for row, by_seed in results.items()}
-        print(title, tables.comparison(only), sep="\n")
+    files.write_atomically(
+        shared_flags.model_dir() / "comparison.json", json.dumps(results, indent=1) + "\n"
+    )
+    print(title, tables.comparison(results), sep="\n")
     return planned
 
 

@@ -156,8 +156,10 @@ def train_and_judge(
     """Trains in `model_dir`, or goes on there, evaluates, and judges the learned weights.
 
     Returns:
-      What eval/result.json then holds: {"step", "raw", "ema": last test errors in percent,
-      "auroc_wrong", "auroc_stranger": see `judge_weights`}; None if training was stopped early.
+      What eval/result.json then holds: {"step"; "raw", "ema": last test errors in percent;
+      "auroc_wrong", "auroc_stranger" at the last checkpoint, see `judge_weights`;
+      "mean_auroc_wrong": the mean over those checkpoints where there is one}; None if training was
+      stopped early.
     """
     keras.backend.clear_session()
     built = build(config)
@@ -167,6 +169,8 @@ def train_and_judge(
     if config.weights.weighting == "per_example":
         judged = judge_weights(built, model_dir)
         result.update({name: judged[-1][name] for name in ("auroc_wrong", "auroc_stranger")})
+        defined = [row["auroc_wrong"] for row in judged if row["auroc_wrong"] is not None]
+        result["mean_auroc_wrong"] = float(np.mean(defined)) if defined else None
     test = evaluate(built, model_dir)["test"]
     result.update({kind: test[kind]["last"]["error"] for kind in ("raw", "ema")})
     files.write_atomically(model_dir / "eval" / "result.json", json.dumps(result) + "\n")

@@ -49,7 +49,7 @@ class MethodOutput(NamedTuple):
       example_id: whose lambda multiplies row r, [R] int64.
       labeled_head: the labeled rows as the classifier head sees them.
       unlabeled_head: the unlabeled rows likewise, of the view that carries the gradient.
-      metrics: float32 scalars by name, see `labeled_metrics` and `unlabeled_metrics`.
+      metrics: float32 scalars, or pairs (sum, count), by name; see `labeled_metrics` and `unlabeled_metrics`.
     """
 
     supervised: tf.Tensor
@@ -174,8 +174,9 @@ def unlabeled_metrics(
     """Metrics of the unlabeled rows, which no loss depends on.
 
     mask_rate: mean of the mask.
-    pseudo_label_accuracy: share of right predictions among the rows that the mask lets count and
-      whose truth is known; 0 if there is no such row.
+    pseudo_label_accuracy: right predictions among the rows that the mask lets count and whose truth
+      is known, and the number of these rows, [2]: a mean over steps is to be one over rows, and
+      there is none where there is no such row.
     loss_unsupervised_unweighted: mean of m_r ell_U(r) over all rows, without w and lambda.
 
     Args:
@@ -189,9 +190,7 @@ def unlabeled_metrics(
     correct = judged * tf.cast(prediction == label, tf.float32)
     return {
         "mask_rate": tf.cast(tf.reduce_mean(mask), tf.float32),
-        "pseudo_label_accuracy": tf.math.divide_no_nan(
-            tf.reduce_sum(correct), tf.reduce_sum(judged)
-        ),
+        "pseudo_label_accuracy": tf.stack([tf.reduce_sum(correct), tf.reduce_sum(judged)]),
         "loss_unsupervised_unweighted": tf.cast(tf.reduce_mean(mask * loss), tf.float32),
     }
 

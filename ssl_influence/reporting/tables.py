@@ -42,38 +42,21 @@ def evaluation(summary: Mapping[str, dict]) -> str:
     return render([*header, "best, chosen on itself"], rows)
 
 
-def comparison(results: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Last test errors, one row a run, and how well low weights mark wrong pseudo-labels.
+MEASURES = {
+    "mean_auroc_wrong": "AUROC, wrong pseudo-labels",
+    "auroc_wrong": "at the end",
+    "auroc_stranger": "AUROC, strangers",
+}
+
+
+def comparison(
+    results: Mapping[str, Mapping[int, Mapping[str, float | None]]], base: str = "fixed"
+) -> str:
+    """Test errors, and over several seeds how each row stands to the row `base`, seed by seed.
 
     Args:
-      results: row -> {"raw", "ema": percent; "auroc_wrong": or None}.
-    """
-    header, judged = (
-        ["test error, %", "raw", "ema"],
-        any(result.get("auroc_wrong") is not None for result in results.values()),
-    )
-    rows = [
-        [
-            name,
-            f"{result['raw']:.2f}",
-            f"{result['ema']:.2f}",
-            *([_number(result.get("auroc_wrong"))] if judged else []),
-        ]
-        for name, result in results.items()
-    ]
-    return render([*header, "AUROC, wrong pseudo-labels"][: 3 + judged], rows)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def study(results: Mapping[str, Mapping[int, Mapping[str, float | None]]], base: str = "fixed"):
-    """Test errors over seeds, and how each row stands to the row `base`, seed by seed.
-
-    Args:
-      results: row -> seed -> {"raw", "ema": percent; "auroc_wrong", "auroc_stranger": or None}.
-      base: the row that the others are compared with; left out where it is not among them.
+      results: row -> seed -> {"raw", "ema": percent; the names of MEASURES: a number or None}.
+      base: the row that the others are compared with, if it is among them.
 
     Returns:
       A table of mean +- sample standard deviation over the seeds; the mean of the paired
@@ -81,28 +64,27 @@ def study(results: Mapping[str, Mapping[int, Mapping[str, float | None]]], base:
       numbers of seeds on which the row is better, equal and worse; and mean AUROCs, with the
       number of seeds where there was an example to tell from the others.
     """
-    header = ["test error, %", "raw", "ema"]
-    compared = base in results and len(results) > 1
-    header += [f"raw less {base}", "better/equal/worse"] if compared else []
-    measures = [
-        (name, title)
-        for name, title in (
-            ("auroc_wrong", "AUROC, wrong pseudo-labels"),
-            ("auroc_stranger", "AUROC, strangers"),
-        )
+    several = max(map(len, results.values())) > 1
+    compared = several and base in results and len(results) > 1
+    measures = {
+        name: title
+        for name, title in MEASURES.items()
         if any(_values(by_seed, name) for by_seed in results.values())
-    ]
+    }
+    header = ["test error, %", "raw", "ema"]
+    header += [f"raw less {base}", "better/equal/worse"] if compared else []
     rows = []
     for name, by_seed in results.items():
         cells = [name, _spread(_values(by_seed, "raw")), _spread(_values(by_seed, "ema"))]
         if compared:
             both = sorted(by_seed.keys() & results[base].keys())
             cells += _paired([by_seed[s]["raw"] - results[base][s]["raw"] for s in both])
-        for measure, _ in measures:
+        for measure in measures:
             values = _values(by_seed, measure)
-            cells.append(f"{_spread(values)} ({len(values)})" if values else "")
+            count = f" ({len(values)})" if several else ""
+            cells.append(f"{_spread(values)}{count}" if values else "")
         rows.append(cells)
-    return render([*header, *(title for _, title in measures)], rows)
+    return render([*header, *measures.values()], rows)
 
 
 def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> list[float]:

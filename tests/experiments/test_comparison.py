@@ -116,10 +116,11 @@ def test_the_study_table_gives_means_and_paired_intervals():
     results = {
         "fixed": {s: {"raw": x, "ema": x + 1} for s, x in enumerate(fixed)},
         "per_example": {
-            s: {"raw": x, "ema": x, "auroc_wrong": None if s else 0.7} for s, x in enumerate(ours)
+            s: {"raw": x, "ema": x, "mean_auroc_wrong": None if s else 0.7}
+            for s, x in enumerate(ours)
         },
     }
-    header, base, row = tables.study(results).splitlines()
+    header, base, row = tables.comparison(results).splitlines()
     interval = stats.ttest_rel(ours, fixed).confidence_interval(0.95)
     difference = np.mean(ours - fixed)
     assert f"{fixed.mean():.2f} +- {fixed.std(ddof=1):.2f}" in base
@@ -128,4 +129,6 @@ def test_the_study_table_gives_means_and_paired_intervals():
     wins, losses = np.count_nonzero(ours < fixed), np.count_nonzero(ours > fixed)
     assert f"{wins}/1/{losses}" in row
     assert "AUROC, wrong pseudo-labels" in header and row.endswith("0.70 (1)")
-    assert "strangers" not in header and "raw less" not in tables.study({"fixed": results["fixed"]})
+    assert "strangers" not in header and "raw less" not in tables.comparison(
+        {"fixed": results["fixed"]}
+    )
