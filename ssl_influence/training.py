@@ -167,7 +167,10 @@ class BilevelTrainer(tf.Module):
         }
 
     def theta_step(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """One step of theta with Lambda held. Returns named scalars, float32."""
+        """One step of theta with Lambda held.
+
+        Returns named float32 scalars, and pairs (sum, count) of what is a mean over counted rows.
+        """
         self._check(batch)
         return self._theta_step(batch)
 
@@ -175,7 +178,7 @@ class BilevelTrainer(tf.Module):
         """A weight step on this batch, then a theta step on it with the new Lambda.
 
         Features and logits of the batch are those of the theta step's own forward pass; only the
-        validation batch ({"inputs", "label"}) costs another. Returns named scalars, float32.
+        validation batch ({"inputs", "label"}) costs another. Returns what `theta_step` returns.
         """
         self._check(batch)
         return self._bilevel_step(batch, validation)
