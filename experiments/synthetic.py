@@ -10,8 +10,8 @@ checkpoint (about a minute on two cores).
 
 Over many seeds it prints means, standard deviations and paired differences instead:
 
-    python -m experiments.synthetic --dataset=two_moons --seeds=1-20 --model_dir=/tmp/moons20 \
-        --rows=supervised,supervised_all_labels,fixed,per_example
+    python -m experiments.synthetic --flagfile=experiments/flagfiles/studies/synthetic.flags \
+        --dataset=two_moons --model_dir=/tmp/moons20
 """
 
 from absl import flags
@@ -28,14 +28,14 @@ comparison.define_flags(
         "confidence": 0.0,
         "optimizer": "adam",
         "schedule": "constant",
-        "learning_rate": 0.01,
+        "learning_rate": 0.003,
         "weight_decay": 0.0,
         "ema_decay": 0.99,
         "labeled_batch_size": 10,
         "unlabeled_batch_size": 1000,
         "validation_batch_size": 30,
         "inner_steps": 1,
-        "weight_lr": 0.05,
+        "weight_lr": 0.2,
         "train_steps": 300,
         "log_every": 20,
         "eval_every": 20,

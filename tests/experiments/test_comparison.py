@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from ssl_influence.reporting import tables
-from tests.experiments.processes import TINY, assert_refused, run, succeeded
+from tests.experiments.processes import ROOT, TINY, assert_refused, run, succeeded
 
 SHORT = ["--train_steps=30", "--eval_every=30", "--checkpoint_every=15"]
 
@@ -107,6 +107,15 @@ def test_wrong_comparisons_are_refused_with_one_line(tmp_path, flag):
     value = flag.split("=", 1)[1].split("=")[0].split(":")[-1]
     assert_refused(run("synthetic", flag, f"--model_dir={tmp_path / 'run'}"), value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments/flagfiles/studies").glob("*.flags")), ids=lambda p: p.stem
+)
+def test_flagfiles_of_studies_hold_known_flags_and_known_rows(tmp_path, path):
+    module = "synthetic" if "synthetic" in path.name else "compare"
+    flags = [f"--flagfile={path}", f"--model_dir={tmp_path}", "--row_setting=fixed:damping=-1"]
+    assert_refused(run(module, *flags), "damping=-1")
 
 
 def test_the_study_table_gives_means_and_paired_intervals():
