@@ -83,7 +83,11 @@ def float_operations(function: tf.types.experimental.ConcreteFunction) -> int:
 def plain_step(config: config_lib.Config, mode: str) -> tuple[Callable, keras.Model]:
     """UDA's step as one writes it for a single experiment, and the network that it moves."""
     model = models.build(config.model, IMAGE_SHAPE, NUM_CLASSES, config.train.seed)
-    optimizer = training.make_optimizer(config.optimizer, config.train.train_steps)
+    rate, momentum = config.optimizer.learning_rate, config.optimizer.momentum
+    optimizer = {
+        "sgd": lambda: keras.optimizers.SGD(rate, momentum, nesterov=True, jit_compile=False),
+        "adam": lambda: keras.optimizers.Adam(rate, jit_compile=False),
+    }[config.optimizer.name]()
     optimizer.build(model.trainable_variables)
     every = config.optimizer.decayed_variables == "all"
     decayed = [v for v in model.trainable_variables if every or "kernel" in v.name]
