@@ -28,7 +28,11 @@ whose influence is exactly 0, take part in no number. The columns:
                 |the last layer's own|), both parts of one solve over all variables
     features    |X - X_end| / |X_end|, how far the batch's features are from those of the last step
     steps       of conjugate gradients; then the relative residual they reached; "negative" where
-                they met negative curvature
+                they met negative curvature, "unmet" where they fell short of --tolerance
+
+Seconds a checkpoint for the MLP of experiments.synthetic. For the quickstart run on digits one and
+a half minutes of CPU with --examples=300 --tolerance=1e-4, and a rank correlation of 0.41 at step
+50 and 0.32 at step 1500.
 """
 
 import pathlib

@@ -10,6 +10,7 @@ from scipy import stats
 
 from experiments import last_layer_study, launch
 from ssl_influence import checkpoints, config as config_lib
+from ssl_influence.data import splits
 from ssl_influence.influence import all_variables, solve_info
 from ssl_influence.models import registry
 from tests.experiments.processes import assert_refused, run, succeeded
@@ -27,7 +28,7 @@ CONFIG = config_lib.Config().replace(
     weights={"inner_steps": 1, "damping": 0.02},
     train={"train_steps": 12, "checkpoint_every": 6, "tensorboard": False},
 )
-DIGITS = {"data": {"dataset": "digits.1@60-40"}, "method": {"name": "uda", "confidence": 0.2}}
+DIGITS = {"data": {"dataset": "digits.1@60-40"}, "method": {"name": "uda", "confidence": 0.5}}
 
 
 def measure(config, model_dir, **settings):
@@ -37,14 +38,20 @@ def measure(config, model_dir, **settings):
     return study, study.measure(path)
 
 
-def train(config, model_dir):
-    assert launch.train(launch.build(config), model_dir, "tests")
+def save_untrained(config, model_dir):
+    """A checkpoint with uneven weights, in less time than a training run takes."""
+    built = launch.build(config)
+    weights = built.trainer.example_weights.variable
+    weights.assign(np.random.default_rng(0).uniform(0.3, 2.0, weights.shape))
+    splits.write(built.manifest, model_dir / "split.json")
+    state = built.trainer.state()
+    checkpoints.Checkpointer(model_dir / "checkpoints", 1, **state).save(12)
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("last_layer") / "run"
-    train(CONFIG, path)
+    assert launch.train(launch.build(CONFIG), path, "tests")
     return path
 
 
@@ -59,7 +66,7 @@ def logistic_regression(model_config, input_shape, num_classes, seed):
 def test_of_a_model_that_is_a_last_layer_both_are_equal(tmp_path, monkeypatch, changes, curvature):
     monkeypatch.setattr(registry, "build", logistic_regression)
     config = CONFIG.replace(**changes)
-    train(config, tmp_path)
+    save_untrained(config, tmp_path)
     _, found = measure(config, tmp_path, curvature=curvature)
     assert found.solve.converged and 3 < len(found.last_layer) < 50  # some are masked
     size = np.abs(found.last_layer).max()
@@ -84,14 +91,10 @@ def test_the_last_layers_influence_is_what_the_trainer_computes(model_dir):
     expected = expected[expected != 0]
     size = np.abs(expected).max()
     np.testing.assert_allclose(found.last_layer, expected, rtol=0, atol=1e-3 * size)
-    assert np.abs(found.from_below).max() > 0.01 * size  # here the layers below do matter
-
-
-def test_the_parts_add_up_and_a_large_damping_gives_the_identity(model_dir):
-    _, found = measure(CONFIG.replace(weights={"damping": 1e6}), model_dir)
+    # Here the layers below do matter.
+    assert np.abs(found.from_below).max() > 0.01 * size
     np.testing.assert_allclose(found.from_head + found.from_below, found.all_variables, rtol=1e-9)
-    size = np.abs(found.identity).max()
-    np.testing.assert_allclose(1e6 * found.all_variables, found.identity, atol=1e-4 * size)
+    assert np.abs(found.identity - found.identity_head).max() > 0.01 * np.abs(found.identity).max()
 
 
 def test_rank_correlation_equals_scipys_ties_included():
