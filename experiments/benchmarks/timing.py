@@ -20,9 +20,10 @@ class Ratio(NamedTuple):
 
 
 def interleaved(calls: Mapping[str, Callable[[], Any]], repeats: int, warmup: int = 2) -> Rows:
-    """Times every call `repeats` times, one after the other in turn.
+    """Times every call `repeats` times, one after the other in turn, every other turn backwards.
 
-    The noise of a machine that others use thus reaches all of them alike.
+    The noise of a machine that others use thus reaches all of them alike, and none profits from
+    what ran just before it.
 
     Args:
       calls: row -> a function that returns when its work is done.
@@ -38,8 +39,8 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], repeats: int, warmup: in
             call()
     wall = {name: [] for name in calls}
     cpu = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
+    for turn in range(repeats):
+        for name, call in list(calls.items())[:: -1 if turn % 2 else 1]:
             start, cpu_start = time.perf_counter(), time.process_time()
             call()
             wall[name].append(time.perf_counter() - start)
