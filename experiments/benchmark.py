@@ -22,7 +22,6 @@ from absl import flags
 from experiments import benchmarks, command, flags as shared_flags
 from experiments.benchmarks import timing
 from ssl_influence import config as config_lib, files
-from ssl_influence.reporting import tables
 
 shared_flags.define()
 _SUITE = flags.DEFINE_enum("suite", None, benchmarks.SUITES, "What to measure.", required=True)
@@ -112,6 +111,8 @@ def _in_own_process(case: str) -> dict:
 
 
 def _table(rows: timing.Rows) -> str:
+    from ssl_influence.reporting import tables
+
     shown = [name for name in _QUANTITIES if any(name in row for row in rows.values())]
     cells = [
         [name, *(f"{row[q] * _QUANTITIES[q][1]:.4g}" if q in row else "-" for q in shown)]
@@ -121,6 +122,8 @@ def _table(rows: timing.Rows) -> str:
 
 
 def _ratio_table(ratios: timing.Rows) -> str:
+    from ssl_influence.reporting import tables
+
     shown = [name for name in _RATIO_HEADINGS if any(name in row for row in ratios.values())]
     cells = [
         [name, *(f"{row[q]:.3f}" if q in row else "-" for q in shown)]

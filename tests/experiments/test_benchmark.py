@@ -12,7 +12,7 @@ from ssl_influence import config as config_lib
 from tests.experiments.processes import assert_refused, run, succeeded
 
 SMALL = ["--labeled_batch_size=8", "--unlabeled_batch_size=16", "--validation_batch_size=10"]
-TINY_NET = ["--depth=10", "--width=1", "--filters=4"]
+TINY_NET = ["--model=mlp", "--hidden_units=4"]
 
 
 def test_train_step_suite_writes_every_row_and_quotients_of_its_medians(tmp_path):
@@ -21,7 +21,7 @@ def test_train_step_suite_writes_every_row_and_quotients_of_its_medians(tmp_path
     table = succeeded(run("benchmark", *arguments)).stdout
     result = json.loads(path.read_text())
     rows, ratios = result["rows"], result["ratios"]
-    assert result["suite"] == "train_step" and "--depth=10" in result["flags"]
+    assert result["suite"] == "train_step" and "--model=mlp" in result["flags"]
     assert result["environment"]["op_determinism"] is True
     timed = [f"{row}_{mode}" for mode in config_lib.TARGET_FORWARDS for row in train_step.STEPS]
     for name in (*timed, "validation_forward"):
@@ -46,7 +46,7 @@ def test_train_step_suite_writes_every_row_and_quotients_of_its_medians(tmp_path
 
 def test_augment_suite_compares_with_pillow_and_times_the_wait(tmp_path):
     path = tmp_path / "augment.json"
-    arguments = ["--suite=augment", "--model=mlp", "--hidden_units=4", "--repeats=1", *SMALL]
+    arguments = ["--suite=augment", *TINY_NET, *SMALL, "--repeats=1"]
     table = succeeded(run("benchmark", *arguments, f"--json={path}")).stdout
     result = json.loads(path.read_text())
     rows = result["rows"]
