@@ -26,6 +26,6 @@ def run(main: Callable[[], None]) -> None:
         except config_lib.UserError as error:
             sys.exit(f"error: {error}")
         except KeyboardInterrupt:
-            sys.exit("error: interrupted before training had begun, or twice.")
+            sys.exit("error: interrupted; the same command goes on from the newest checkpoint.")
 
     app.run(guarded)

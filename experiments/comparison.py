@@ -2,7 +2,7 @@
 
 A cell is one row on one seed: a run of its own, with a directory of its own. Finished cells are not
 trained again, so that a comparison can be stopped and resumed, and spread over processes that share
-a --model_dir and have different --seeds; the last one then tabulates all of them.
+a --model_dir and have different --seeds; the same command with all seeds then tabulates them.
 """
 
 import dataclasses
@@ -77,15 +77,26 @@ def cells() -> list[Cell]:
             "method=supervised leaves nothing to compare: name the method of the other rows."
         )
     settings = _row_settings(flags.FLAGS.row_setting)
+    for row in settings.keys() - set(rows):
+        raise config_lib.ConfigError(
+            f"row_setting={row}:... is for a row that --rows={','.join(rows)} leaves out."
+        )
     found = []
     for seed in _parse_seeds(flags.FLAGS.seeds) or [None]:
         folder = model_dir if seed is None else model_dir / f"seed-{seed}"
         for row in rows:
-            config = shared_flags.to_config(settings.get(row, {})).replace(**ROWS[row])
+            asked = shared_flags.to_config(settings.get(row, {}))
+            config = asked.replace(**ROWS[row])
             name = sources.parse_name(config.data.dataset)
             if seed is not None:
                 name = dataclasses.replace(name, seed=seed)
                 config = config.replace(train={"seed": seed})
+            for flag, text in settings.get(row, {}).items():
+                if shared_flags.value(asked, flag) != shared_flags.value(config, flag):
+                    raise config_lib.ConfigError(
+                        f"row_setting={row}:{flag}={text} cannot be: the row {row} or --seeds says "
+                        f"{shared_flags.value(config, flag)}."
+                    )
             config = config.replace(data={"dataset": str(name)})
             found.append(Cell(row, seed, config, folder / row))
     return found
@@ -127,10 +138,14 @@ def _finished(cell: Cell) -> dict | None:
     Raises:
       ConfigError: the directory holds a run with other settings.
     """
-    path = cell.model_dir / "eval" / "result.json"
-    if not path.exists():
+    path, flagfile = cell.model_dir / "eval" / "result.json", cell.model_dir / "flags.txt"
+    if not path.exists() or not flagfile.exists():
         return None
-    shared_flags.check_resumable(cell.model_dir / "flags.txt", cell.config)
+    shared_flags.check_resumable(flagfile, cell.config)
+    try:
+        shared_flags.check_resumable(path.with_name("flags.txt"), cell.config)
+    except config_lib.ConfigError:  # results of a run that was there before
+        return None
     result = json.loads(path.read_text())
     return result if result["step"] == cell.config.train.train_steps else None
 

@@ -317,6 +317,12 @@ def to_config(
     return config_lib.Config().replace(**fields)
 
 
+def value(config: config_lib.Config, flag: str) -> Any:
+    """What a config holds for a flag."""
+    concern, field = next((row[1], row[2]) for row in _TABLE if row[0] == flag)
+    return getattr(getattr(config, concern), field)
+
+
 def to_flagfile(config: config_lib.Config, program: str) -> str:
     """The text of a flagfile that gives `config` back, every flag spelled out."""
     lines = [f"# python -m {program} --flagfile=flags.txt --model_dir=..."]

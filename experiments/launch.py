@@ -165,14 +165,14 @@ def train_and_judge(
     built = build(config)
     if not train(built, model_dir, program):
         return None
+    test = evaluate(built, model_dir)["test"]
     result = {"step": config.train.train_steps}
+    result.update({kind: test[kind]["last"]["error"] for kind in ("raw", "ema")})
     if config.weights.weighting == "per_example":
         judged = judge_weights(built, model_dir)
         result.update({name: judged[-1][name] for name in ("auroc_wrong", "auroc_stranger")})
         defined = [row["auroc_wrong"] for row in judged if row["auroc_wrong"] is not None]
         result["mean_auroc_wrong"] = float(np.mean(defined)) if defined else None
-    test = evaluate(built, model_dir)["test"]
-    result.update({kind: test[kind]["last"]["error"] for kind in ("raw", "ema")})
     files.write_atomically(model_dir / "eval" / "result.json", json.dumps(result) + "\n")
     return result
 
@@ -184,7 +184,8 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
     wrong pseudo-labels (most probable classes of the checkpoint's model, augmentation aside) among
     the unlabeled examples of known truth; "auroc_wrong": the chance that one of these has a lower
     weight than one with a right pseudo-label; "auroc_stranger": the same for examples of a class
-    outside the task}. Equal weights count half; None where there is no example to tell from others.
+    outside the task}. Equal weights count half; None where there is no example to tell from others,
+    or no weight has moved yet.
     """
     ids, source = built.split.unlabeled, built.source
     labels = source.labels[ids]
@@ -198,13 +199,15 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
         checkpoints.read(reader, path).assert_existing_objects_matched()
         logits = [built.trainer.model(batch["inputs"], training=False)[1] for batch in batches]
         pseudo_label = np.concatenate(logits).argmax(axis=1)[: len(ids)]
-        _, weight, _ = checkpoints.read_weights(model_dir / "weights" / f"weights-{step}.csv")
+        _, weight, updates = checkpoints.read_weights(model_dir / "weights" / f"weights-{step}.csv")
         row = {
             "step": step,
             "wrong": float(np.mean(pseudo_label[labels >= 0] != labels[labels >= 0])),
             "auroc_wrong": ranking.wrong_side_auroc(weight, pseudo_label, labels),
             "auroc_stranger": ranking.auroc(-weight, strangers),
         }
+        if not updates.any():
+            row.update(auroc_wrong=np.nan, auroc_stranger=np.nan)
         rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
     files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
     return rows
@@ -225,7 +228,7 @@ def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[N
         lock = (folder / ".lock").open("w")
         _lock(lock, wait)
         if not _is_record_of(record, built.config, split):
-            for name in ("results.jsonl", "summary.json"):
+            for name in ("results.jsonl", "summary.json", "weights.json", "result.json"):
                 (folder / name).unlink(missing_ok=True)
         files.write_atomically(record, f"{split}\n{settings}")
     except BlockingIOError as error:

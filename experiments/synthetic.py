@@ -66,7 +66,7 @@ def main() -> None:
     from experiments import launch
     from ssl_influence.reporting import boundaries
 
-    built = launch.build(cells[0].config)
+    built = launch.build(next(cell.config for cell in cells if cell.row == "per_example"))
     history = boundaries.read(
         name.source.replace("_", " ").capitalize(),
         built.source,
@@ -89,13 +89,14 @@ def _draw_steps() -> list[int] | None:
     """
     train = shared_flags.to_config().train
     saved = {*range(train.checkpoint_every, train.train_steps, train.checkpoint_every)}
-    saved.add(train.train_steps)
+    saved = set(sorted({*saved, train.train_steps})[-train.keep_checkpoints :])
     steps = shared_flags.parse_numbers("draw_steps", _DRAW_STEPS.value)
     for step in steps:
         if step not in saved:
             raise config_lib.ConfigError(
                 f"draw_steps={','.join(_DRAW_STEPS.value)}: there is no checkpoint at step {step} "
-                f"of {train.train_steps} with checkpoint_every={train.checkpoint_every}."
+                f"of {train.train_steps} with checkpoint_every={train.checkpoint_every} and "
+                f"keep_checkpoints={train.keep_checkpoints}."
             )
     return sorted(steps) or None
 

@@ -21,6 +21,8 @@ JUDGED_SHARE = 0.25
 SHARE_AT_BOUND = 0.9
 # Beyond this, a faster input pipeline shortens a run noticeably.
 INPUT_WAIT = 0.2
+# Seconds that a wait is measured over; within less, one hiccup of the machine is a large share.
+INPUT_WAIT_WINDOW = 5.0
 # A message stays one line with a thousand classes too.
 CLASSES_NAMED = 10
 
@@ -52,11 +54,13 @@ class Seen:
       row: the metrics, by name, and "step".
       facts: of the run.
       never_predicted: the classes that "validation/classes_never_predicted" counts.
+      first: no earlier row has a mask rate.
     """
 
     row: Mapping[str, float]
     facts: Facts
     never_predicted: Sequence[int] = ()
+    first: bool = False
 
     @property
     def early(self) -> bool:
@@ -87,9 +91,13 @@ def mask_rate_near_zero(seen: Seen) -> str | None:
 
 
 def mask_rate_near_one(seen: Seen) -> str | None:
-    """Nearly every unlabeled example takes part within the grace period already."""
+    """Nearly every unlabeled example takes part within the grace period already.
+
+    Where no row falls into that, the first one is taken, if it comes early in the run.
+    """
     rate = seen.row.get("train/mask_rate")
-    if not seen.facts.confidence or rate is None or not seen.early or rate <= MASK_RATE_NEAR_ONE:
+    early = seen.early or (seen.first and not seen.judged)
+    if not seen.facts.confidence or rate is None or not early or rate <= MASK_RATE_NEAR_ONE:
         return None
     return (
         f"the mask rate is {rate:.3f} so early: nearly every pseudo-label passes "
@@ -104,7 +112,7 @@ def accuracy_at_chance(seen: Seen) -> str | None:
         return None
     counts = seen.facts.validation_counts
     chance = 100.0 * (1.0 - counts.max() / counts.sum())
-    if error < chance:
+    if error < chance or chance == 0:  # examples of one class tell nothing
         return None
     return (
         f"the validation error of {error:.1f}% is no better than always guessing one class "
@@ -128,7 +136,7 @@ def class_never_predicted(seen: Seen) -> str | None:
 
 
 def weights_at_minimum(seen: Seen) -> str | None:
-    """Nearly all example weights sit at their lower bound, once each moved once on average."""
+    """Nearly all example weights sit at their lower bound, once nearly all have moved."""
     share = seen.row.get("weights/share_at_minimum", 0.0)
     if not _weights_moved(seen) or share < SHARE_AT_BOUND:
         return None
@@ -141,7 +149,7 @@ def weights_at_minimum(seen: Seen) -> str | None:
 
 
 def weights_at_maximum(seen: Seen) -> str | None:
-    """Nearly all example weights sit at their upper bound, once each moved once on average."""
+    """Nearly all example weights sit at their upper bound, once nearly all have moved."""
     share = seen.row.get("weights/share_at_maximum", 0.0)
     if not _weights_moved(seen) or share < SHARE_AT_BOUND:
         return None
@@ -164,17 +172,17 @@ def weight_steps_skipped(seen: Seen) -> str | None:
 
 def input_is_slow(seen: Seen) -> str | None:
     """Training waits for its batches, after the grace period."""
-    wait = seen.row.get("time/input_wait", 0.0)
-    if seen.early or wait <= INPUT_WAIT:
+    wait, window = (seen.row.get(f"time/{name}", 0.0) for name in ("input_wait", "window_s"))
+    if seen.early or wait <= INPUT_WAIT or window < INPUT_WAIT_WINDOW:
         return None
     return (
         f"{wait:.0%} of the time went into waiting for batches: the input is slower than the "
-        "model. Try more CPU cores, or fewer --rand_augment_operations."
+        "model. Try more CPU cores, or a cheaper augmentation."
     )
 
 
 def _weights_moved(seen: Seen) -> bool:
-    return seen.row.get("weights/updates_per_example", 0.0) >= 1
+    return seen.row.get("weights/share_updated", 0.0) >= SHARE_AT_BOUND
 
 
 ALARMS: tuple[Callable[[Seen], str | None], ...] = (
@@ -200,12 +208,14 @@ class Alarms:
     def __init__(self, facts: Facts, rows: Sequence[Mapping[str, float]] = ()):
         self._facts = facts
         self._silent = list(ALARMS)
+        self._mask_rate_seen = False
         for row in rows:
             self.check(row)
 
     def check(self, row: Mapping[str, float], never_predicted: Sequence[int] = ()) -> list[str]:
         """The messages of the alarms that sound at this row for the first time."""
-        seen = Seen(row, self._facts, never_predicted)
+        seen = Seen(row, self._facts, never_predicted, first=not self._mask_rate_seen)
+        self._mask_rate_seen |= "train/mask_rate" in row
         sounded = {alarm: message for alarm in self._silent if (message := alarm(seen))}
         self._silent = [alarm for alarm in self._silent if alarm not in sounded]
         return [f"At step {row['step']} {message}" for message in sounded.values()]

@@ -10,7 +10,7 @@ def write_atomically(path: str | os.PathLike, text: str) -> None:
     Its folder is made where it is missing.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

@@ -111,6 +111,7 @@ class Throughput:
         time/input_wait: share of wall time between asking for a batch and having it. On a CPU a
           step ends before the next batch is asked for, and training stands still meanwhile. An
           accelerator goes on with the steps that are queued: it idles for this share at most.
+        time/window_s: the seconds that both are measured over.
         """
         now = self._clock()
         if not self._examples:
@@ -119,6 +120,7 @@ class Throughput:
         measured = {
             "time/examples_per_second": self._examples / seconds,
             "time/input_wait": self._waited / seconds,
+            "time/window_s": seconds,
         }
         self._began, self._waited, self._examples = now, 0.0, 0
         return measured

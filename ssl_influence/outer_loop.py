@@ -194,6 +194,7 @@ def _summarize_weights(trainer: training.BilevelTrainer, ids: np.ndarray) -> dic
         **dict(zip(names, quantiles, strict=True)),
         **at_bound,
         "updates_per_example": updates.mean(),
+        "share_updated": np.mean(updates > 0),
     }
     return {
         **{f"weights/{name}": float(value) for name, value in summary.items()},

@@ -25,8 +25,10 @@ HEALTHY = {
     "weights/share_at_minimum": 0.3,
     "weights/share_at_maximum": 0.2,
     "weights/updates_per_example": 2.0,
+    "weights/share_updated": 1.0,
     "weights/skipped_steps": 0,
     "time/input_wait": 0.05,
+    "time/window_s": 30.0,
 }
 # Alarm, what makes it sound, what its message must name.
 SOUNDING = {
@@ -47,8 +49,10 @@ SILENT = {
     "weights that start at the bound": {
         "weights/share_at_minimum": 1.0,
         "weights/share_at_maximum": 1.0,
-        "weights/updates_per_example": 0.0,
+        "weights/updates_per_example": 1.0,  # few of them, often
+        "weights/share_updated": 0.05,
     },
+    "a hiccup of the input": {"time/input_wait": 0.5, "time/window_s": 0.5},
     "input while it starts": {"time/input_wait": 0.9, "step": 100},
 }
 
@@ -81,6 +85,19 @@ def test_healthy_rows_are_silent_whatever_they_hold():
 def test_a_method_without_threshold_has_no_mask_to_warn_of(confidence, step, rate):
     facts = dataclasses.replace(FACTS, confidence=confidence)
     assert sounded({**HEALTHY, "step": step, "train/mask_rate": rate}, facts) == []
+
+
+def test_a_mask_rate_near_one_sounds_at_the_first_row_of_a_run_with_few():
+    row = {"step": 200, "train/mask_rate": 1.0}
+    watch = alarms.Alarms(FACTS)
+    assert len(watch.check(row)) == 1 and watch.check(row) == []
+    watch = alarms.Alarms(FACTS)
+    assert watch.check({**row, "train/mask_rate": 0.5}) == [] and watch.check(row) == []
+
+
+def test_validation_examples_of_one_class_have_no_chance_to_beat():
+    facts = dataclasses.replace(FACTS, validation_counts=np.array([0, 4]))
+    assert sounded({**HEALTHY, "validation/error": 0.0}, facts) == []
 
 
 def test_grace_of_a_long_run_is_capped():

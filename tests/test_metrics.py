@@ -65,9 +65,9 @@ def test_throughput_counts_all_but_the_first_batch():
         now[0] += 1  # a checkpoint, after the log line
     assert measured == [
         {},
-        {"time/examples_per_second": 10 / 3, "time/input_wait": 1 / 3},
-        {"time/examples_per_second": 10 / 6, "time/input_wait": 3 / 6},
-        {"time/examples_per_second": 10 / 3, "time/input_wait": 0.0},
+        {"time/examples_per_second": 10 / 3, "time/input_wait": 1 / 3, "time/window_s": 3},
+        {"time/examples_per_second": 10 / 6, "time/input_wait": 3 / 6, "time/window_s": 6},
+        {"time/examples_per_second": 10 / 3, "time/input_wait": 0.0, "time/window_s": 3},
     ]
 
 

@@ -293,15 +293,16 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 def check(manifest_old: dict[str, Any], manifest_new: dict[str, Any]) -> None:
     """Raises ConfigError, naming what differs, unless both manifests describe the same split."""
     differences = [
-        f"{key} was {manifest_old.get(key)!r} and is now {manifest_new.get(key)!r}"
-        for key in (
-            "dataset",
-            "unlabeled_includes_labeled",
-            "validation_overlap",
-            "labeled_includes_validation",
-            "unlabeled_mismatch",
+        f"{key} was {manifest_old.get(key, default)!r} and is now {manifest_new.get(key)!r}"
+        for key, default in (
+            ("dataset", None),
+            ("unlabeled_includes_labeled", None),
+            ("validation_overlap", None),
+            # Not in the first manifests, which were written before there was such a setting.
+            ("labeled_includes_validation", False),
+            ("unlabeled_mismatch", None),
         )
-        if manifest_old.get(key) != manifest_new.get(key)
+        if manifest_old.get(key, default) != manifest_new.get(key)
     ]
     differences += [
         f"the {part} of the data have changed"

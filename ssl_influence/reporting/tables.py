@@ -76,7 +76,9 @@ def comparison(
     rows = []
     for name, by_seed in results.items():
         cells = [name, _spread(_values(by_seed, "raw")), _spread(_values(by_seed, "ema"))]
-        if compared:
+        if compared and name == base:
+            cells += ["", ""]
+        elif compared:
             both = sorted(by_seed.keys() & results[base].keys())
             cells += _paired([by_seed[s]["raw"] - results[base][s]["raw"] for s in both])
         for measure in measures:
@@ -99,7 +101,7 @@ def _spread(values: Sequence[float]) -> str:
 def _paired(differences: Sequence[float]) -> list[str]:
     """Mean and 95% half width of paired differences, and how many are below, at and above 0."""
     differences = np.asarray(differences)
-    if not differences.any():
+    if not differences.size:
         return ["", ""]
     counts = [np.count_nonzero(x) for x in (differences < 0, differences == 0, differences > 0)]
     n, half = len(differences), ""

@@ -34,6 +34,8 @@ def test_synthetic_prints_the_errors_of_each_row_and_draws_the_boundaries(tmp_pa
     judged = json.loads((tmp_path / "per_example/eval/weights.json").read_text())
     assert [row["step"] for row in judged] == [15, 30]
     assert all(row["auroc_stranger"] is None for row in judged)
+    for row in ("fixed", "supervised"):  # no weight has moved: nothing to judge
+        assert not (tmp_path / row / "eval/weights.json").exists()
     assert all((row["auroc_wrong"] is None) == (row["wrong"] == 0) for row in judged)
     assert (tmp_path / "boundaries.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "boundaries.gif").read_bytes().startswith(b"GIF89a")
@@ -100,6 +102,8 @@ def test_mismatched_classes_end_in_an_auroc_of_strangers(tmp_path):
         "--row_setting=fixed:confidance=0.5",
         "--row_setting=fixed:confidence=high",
         "--draw_steps=7",
+        "--row_setting=supervised:method=uda",
+        "--row_setting=single:confidence=0.5",
         "--dataset=digits",
     ],
 )
@@ -122,6 +126,9 @@ def test_the_study_table_gives_means_and_paired_intervals():
     random = np.random.RandomState(0)
     fixed, ours = random.uniform(5, 20, 6), random.uniform(1, 15, 6)
     ours[2] = fixed[2]
+    twice = {s: {"raw": 0.0, "ema": 0.0} for s in range(2)}
+    same = tables.comparison({"fixed": twice, "per_example": twice}).splitlines()
+    assert "+0.00 +- 0.00" in same[2] and "0/2/0" in same[2] and "+0.00" not in same[1]
     results = {
         "fixed": {s: {"raw": x, "ema": x + 1} for s, x in enumerate(fixed)},
         "per_example": {
