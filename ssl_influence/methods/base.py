@@ -49,7 +49,8 @@ class MethodOutput(NamedTuple):
       example_id: whose lambda multiplies row r, [R] int64.
       labeled_head: the labeled rows as the classifier head sees them.
       unlabeled_head: the unlabeled rows likewise, of the view that carries the gradient.
-      metrics: float32 scalars, or pairs (sum, count), by name; see `labeled_metrics` and `unlabeled_metrics`.
+      metrics: float32 scalars, or pairs (sum, count), by name; see `labeled_metrics` and
+        `unlabeled_metrics`.
     """
 
     supervised: tf.Tensor
