@@ -78,8 +78,9 @@ def cells() -> list[Cell]:
         )
     settings = _row_settings(flags.FLAGS.row_setting)
     for row in settings.keys() - set(rows):
+        flag, text = next(iter(settings[row].items()))
         raise config_lib.ConfigError(
-            f"row_setting={row}:... is for a row that --rows={','.join(rows)} leaves out."
+            f"row_setting={row}:{flag}={text} is for a row that --rows={','.join(rows)} leaves out."
         )
     found = []
     for seed in _parse_seeds(flags.FLAGS.seeds) or [None]:

@@ -387,9 +387,11 @@ def _to_float64(batch):
 @contextlib.contextmanager
 def _double_precision() -> Iterator[None]:
     """Within it Keras layers are made in float64."""
-    before = keras.backend.floatx()
+    floatx, policy = keras.backend.floatx(), keras.mixed_precision.global_policy()
     keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")  # floatx alone loses to a policy once set
     try:
         yield
     finally:
-        keras.backend.set_floatx(before)
+        keras.backend.set_floatx(floatx)
+        keras.mixed_precision.set_global_policy(policy)
