@@ -87,10 +87,7 @@ def _wait_for_run(model_dir: pathlib.Path, seconds: float) -> None:
             _log.info("Waiting for %s.", model_dir / name)
         while not (model_dir / name).exists():
             if time.monotonic() >= deadline:
-                raise config_lib.ConfigError(
-                    f"--model_dir={model_dir} holds no {name}: name the directory of a run (of a "
-                    "comparison, one of the folders in it)."
-                )
+                shared_flags.require_of_run(model_dir, name)
             time.sleep(_POLL_S)
 
 

@@ -413,3 +413,12 @@ def define_model_dir() -> flags.FlagHolder:
 def model_dir(flag_values=flags.FLAGS) -> pathlib.Path:
     """--model_dir, with a leading ~ expanded."""
     return pathlib.Path(flag_values.model_dir).expanduser()
+
+
+def require_of_run(model_dir: pathlib.Path, name: str) -> None:
+    """Raises ConfigError unless the directory holds a file that every run has."""
+    if not (model_dir / name).exists():
+        raise config_lib.ConfigError(
+            f"--model_dir={model_dir} holds no {name}: name the directory of a run (of a "
+            "comparison, one of the folders in it)."
+        )

@@ -63,11 +63,7 @@ _MAX_ITERATIONS = flags.DEFINE_integer(
 
 def main() -> None:
     model_dir = shared_flags.model_dir()
-    if not (model_dir / "flags.txt").exists():
-        raise config_lib.ConfigError(
-            f"--model_dir={model_dir} holds no flags.txt: name the directory of a run (of a "
-            "comparison, one of the folders in it)."
-        )
+    shared_flags.require_of_run(model_dir, "flags.txt")
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
     if config.method.name == "supervised":
         raise config_lib.ConfigError(
@@ -108,7 +104,7 @@ def _checkpoints(model_dir: pathlib.Path, every: int) -> dict[int, str]:
             f"{model_dir / 'checkpoints'} holds no checkpoint: train there first."
         )
     if not _STEPS.value:
-        return {k: path for k, path in found.items() if k % every == 0 or k == max(found)}
+        return checkpoints.on_schedule(found, every, max(found))
     missing = [text for text in _STEPS.value if text not in map(str, found)]
     if missing:
         raise config_lib.ConfigError(

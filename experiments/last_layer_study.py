@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from scipy import stats
 
 from experiments import launch
 from ssl_influence import checkpoints, config as config_lib, files
 from ssl_influence.data import splits
-from ssl_influence.influence import all_variables, inverse_hvp, solve_info, weight_gradients
+from ssl_influence.influence import all_variables, inverse_hvp, solve_info
 from ssl_influence.methods import base
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import figures, tables
-
-_BLUE, _ORANGE, _GRAY = "#3572b0", "#d9822b", "#8a8f98"
 
 
 class Measurement(NamedTuple):
@@ -171,7 +170,7 @@ class Study:
             self._method_output,
             self._example_weight,
             variables,
-            [self._trainer._l2_of(v) for v in self._trainer.model.trainable_variables],
+            [self._trainer.l2_of(v) for v in self._trainer.model.trainable_variables],
         )
         with tf.GradientTape(persistent=True) as tape:
             validation_loss, value = self._validation_loss(), objective.value()
@@ -208,21 +207,8 @@ class Study:
         """The influence as the trainer computes it, and the rows it is of."""
         output = self._method_output()
         features, logits = self._forward(self._validation["inputs"])
-        head = self._trainer.head
-        influence, info = weight_gradients.last_layer(
-            output.labeled_head,
-            output.supervised_coefficient,
-            output.unlabeled_head,
-            output.unsupervised_coefficient,
-            self._example_weight,
-            features,
-            logits,
-            self._validation["label"],
-            l2=self._trainer._l2_of(head.kernel),
-            l2_bias=self._trainer._l2_of(head.bias) if head.use_bias else 0.0,
-            use_bias=head.use_bias,
-            damping=self._config.weights.damping,
-            tolerance=1e-10,
+        influence, info = self._trainer.weight_gradient(
+            output, self._example_weight, features, logits, self._validation["label"]
         )
         return influence, info.converged, output
 
@@ -277,7 +263,7 @@ def pearson(a: np.ndarray, b: np.ndarray) -> float:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Pearson's correlation of the ranks, the mean one where several tie."""
-    return pearson(_ranks(a), _ranks(b))
+    return pearson(stats.rankdata(a), stats.rankdata(b))
 
 
 def describe_solve(solve: solve_info.SolveInfo) -> str:
@@ -327,14 +313,12 @@ def draw(
 
     Early is the first checkpoint with rows to compare, late the last.
     """
-    figure = figures.new_figure((14.4, 4.0))
-    figure.set_layout_engine("constrained")
-    curves, *scatters = figure.subplots(1, 3)
+    figure, (curves, *scatters) = figures.in_a_row(3)
     step = [row["step"] for row in rows]
     for name, label, color in (
-        ("spearman", "last layer, exact", _BLUE),
-        ("identity", "all layers, identity", _ORANGE),
-        ("identity_last_layer", "last layer, identity", _GRAY),
+        ("spearman", "last layer, exact", figures.BLUE),
+        ("identity", "all layers, identity", figures.ORANGE),
+        ("identity_last_layer", "last layer, identity", figures.GRAY),
     ):
         curves.plot(step, [row[name] for row in rows], "o-", ms=3, color=color, label=label)
     curves.set(
@@ -347,9 +331,9 @@ def draw(
     for axis, row in zip(scatters, (compared[:1] + compared[-1:]), strict=False):
         m = measured[row["step"]]
         x, y = _in_units(m.all_variables), _in_units(m.last_layer)
-        axis.scatter(x, y, s=6, color=_BLUE)
+        axis.scatter(x, y, s=6, color=figures.BLUE)
         ends = np.array([min(x.min(), y.min()), 0, max(x.max(), y.max())])
-        axis.plot(ends, ends, color=_GRAY, lw=0.8)
+        axis.plot(ends, ends, color=figures.GRAY, lw=0.8)
         axis.set_xscale("symlog", linthresh=0.1)
         axis.set_yscale("symlog", linthresh=0.1)
         axis.set(
@@ -357,17 +341,7 @@ def draw(
             xlabel="influence over all variables, in standard deviations",
             ylabel="over the last layer, likewise",
         )
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-        axis.set_axisbelow(True)
     figures.save(figure, path)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0, [n] float; equal values share the mean of theirs."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count + 1) / 2)[place]
 
 
 def _mean(values: np.ndarray) -> float:

@@ -193,9 +193,14 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
     batches = built.pipeline.evaluation_batches("unlabeled", config_lib.EVALUATION_BATCH_SIZE)
     reader = tf.train.Checkpoint(model=built.trainer.model)
     rows = []
-    for step, path in checkpoints.list_checkpoints(model_dir / "checkpoints").items():
-        if step % built.config.train.checkpoint_every and step != built.config.train.train_steps:
-            continue
+    found, train_config = (
+        checkpoints.list_checkpoints(model_dir / "checkpoints"),
+        built.config.train,
+    )
+    regular = checkpoints.on_schedule(
+        found, train_config.checkpoint_every, train_config.train_steps
+    )
+    for step, path in regular.items():
         checkpoints.read(reader, path).assert_existing_objects_matched()
         logits = [built.trainer.model(batch["inputs"], training=False)[1] for batch in batches]
         pseudo_label = np.concatenate(logits).argmax(axis=1)[: len(ids)]
@@ -308,7 +313,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
         lock = (model_dir / ".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock, wait=False)
         files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
         splits.write(built.manifest, manifest)
     except BlockingIOError as error:

@@ -5,11 +5,15 @@ import io
 import os
 import pathlib
 import re
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config, files
+
+T = TypeVar("T")
 
 
 class CheckpointError(config.UserError, RuntimeError):
@@ -96,6 +100,14 @@ def stamp(path: str) -> tuple[tuple[str, int, int], ...] | None:
     except FileNotFoundError:
         return None
     return tuple((name, s.st_size, s.st_mtime_ns) for name, s in status) if data else None
+
+
+def on_schedule(by_step: Mapping[int, T], every: int, last: int) -> dict[int, T]:
+    """What belongs to the regular steps, the multiples of `every`, or to the last step.
+
+    Others are there because a run was stopped, and its results should not depend on that.
+    """
+    return {step: x for step, x in by_step.items() if step % every == 0 or step == last}
 
 
 class Restored:

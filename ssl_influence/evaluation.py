@@ -7,7 +7,6 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +18,6 @@ MEDIAN_WINDOWS = (1, 10, 20, 50)
 POLL_S = 1.0
 
 _log = logging.getLogger("ssl_influence")
-T = TypeVar("T")
 
 
 class Evaluator:
@@ -111,7 +109,8 @@ def evaluate_run(
     """
     results = _Results(model, average, splits, model_dir, keep)
     found = _list(model_dir)
-    for step, path in _chosen(found, every, last=max([*found, *results.steps], default=0)).items():
+    last = max([*found, *results.steps], default=0)
+    for step, path in checkpoints.on_schedule(found, every, last).items():
         if step in results.steps:
             continue
         try:
@@ -192,7 +191,9 @@ def follow_run(
     waiting_since = clock()
     while True:
         train = current()
-        chosen = _chosen(_list(model_dir), train.checkpoint_every, last=train.train_steps)
+        chosen = checkpoints.on_schedule(
+            _list(model_dir), train.checkpoint_every, train.train_steps
+        )
         new = {step: path for step, path in chosen.items() if step not in results.steps}
         suspects.drop_all_but(new.values())
         tried = [evaluate(step, path) for step, path in new.items() if not suspects.damaged(path)]
@@ -259,7 +260,7 @@ class _Results:
 
     def write(self, every: int) -> dict[str, dict]:
         """Writes the rows that are on the schedule, and the last; returns their summary."""
-        chosen = _chosen(self.steps, every, last=max(self.steps))
+        chosen = checkpoints.on_schedule(self.steps, every, max(self.steps))
         rows = [row for step in sorted(chosen) for row in chosen[step]]
         summary = {
             split: summarize([row for row in rows if row["split"] == split], split)
@@ -324,11 +325,6 @@ class _Suspects:
 
 def _list(model_dir: str | os.PathLike) -> dict[int, str]:
     return checkpoints.list_checkpoints(pathlib.Path(model_dir) / "checkpoints")
-
-
-def _chosen(by_step: Mapping[int, T], every: int, last: int) -> dict[int, T]:
-    """What belongs to the steps of the schedule, or to the last."""
-    return {step: x for step, x in by_step.items() if step % every == 0 or step == last}
 
 
 def summarize(rows: list[dict], split: str) -> dict:

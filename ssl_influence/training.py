@@ -15,7 +15,7 @@ from ssl_influence import (
     example_weights as example_weights_lib,
     optimizers,
 )
-from ssl_influence.influence import weight_gradients
+from ssl_influence.influence import solve_info, weight_gradients
 from ssl_influence.methods import base
 
 _log = logging.getLogger("ssl_influence")
@@ -176,7 +176,7 @@ class BilevelTrainer(tf.Module):
         self.ema = averages.ExponentialMovingAverage(followed, config.optimizer.ema_decay)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._l2 = [(v, self._l2_of(v)) for v in model.trainable_variables if self._l2_of(v)]
+        self._l2 = [(v, self.l2_of(v)) for v in model.trainable_variables if self.l2_of(v)]
         self._head_checked = False
         compiled = tf.function(jit_compile=config.train.jit_compile or None)
         self._theta_step = compiled(self._theta_step_impl)
@@ -215,6 +215,43 @@ class BilevelTrainer(tf.Module):
         """A weight step alone; theta and BatchNorm's moving statistics stay as they are."""
         self._check(batch)
         return self._weight_step(batch, validation)
+
+    def weight_gradient(
+        self,
+        output: base.MethodOutput,
+        example_weight: tf.Tensor,
+        validation_features: tf.Tensor,
+        validation_logits: tf.Tensor,
+        validation_label: tf.Tensor,
+    ) -> tuple[tf.Tensor, solve_info.SolveInfo]:
+        """dL_V/dlambda of each unlabeled row over the last layer, by the settings of the run.
+
+        Nothing moves. See `weight_gradients.last_layer` for shapes, dtypes and errors.
+        """
+        config = self.config.weights
+        return weight_gradients.last_layer(
+            output.labeled_head,
+            output.supervised_coefficient,
+            output.unlabeled_head,
+            output.unsupervised_coefficient,
+            example_weight,
+            validation_features,
+            validation_logits,
+            validation_label,
+            l2=self.l2_of(self.head.kernel),
+            l2_bias=self.l2_of(self.head.bias) if self.head.use_bias else 0.0,
+            use_bias=self.head.use_bias,
+            damping=config.damping,
+            method="auto" if config.inverse_hessian == "exact" else config.inverse_hessian,
+            tolerance=config.cg_tolerance,
+        )
+
+    def l2_of(self, variable: tf.Variable) -> float:
+        """l2_v of the objective for one variable."""
+        config = self.config.optimizer
+        if config.decayed_variables == "all" or _is_kernel(variable):
+            return config.weight_decay
+        return 0.0
 
     def concrete_step(self, name: str, *batches: Batch) -> tf.types.experimental.ConcreteFunction:
         """The compiled function that a step runs on such batches, for profilers.
@@ -267,22 +304,7 @@ class BilevelTrainer(tf.Module):
             features, logits = self._keeping_statistics(lambda: self._forward(validation["inputs"]))
         else:
             features, logits = self.model(validation["inputs"], training=False)
-        gradient, info = weight_gradients.last_layer(
-            output.labeled_head,
-            output.supervised_coefficient,
-            output.unlabeled_head,
-            output.unsupervised_coefficient,
-            weight,
-            features,
-            logits,
-            validation["label"],
-            l2=self._l2_of(self.head.kernel),
-            l2_bias=self._l2_of(self.head.bias) if self.head.use_bias else 0.0,
-            use_bias=self.head.use_bias,
-            damping=config.damping,
-            method="auto" if config.inverse_hessian == "exact" else config.inverse_hessian,
-            tolerance=config.cg_tolerance,
-        )
+        gradient, info = self.weight_gradient(output, weight, features, logits, validation["label"])
         # A row whose gradient is exactly zero stays where it is, moments included: M-Adam's mask.
         usable = info.converged
         self.skipped_weight_steps.assign_add(tf.cast(~usable, tf.int64))
@@ -318,13 +340,6 @@ class BilevelTrainer(tf.Module):
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
         return result
-
-    def _l2_of(self, variable) -> float:
-        """l2_v of the objective for one variable."""
-        config = self.config.optimizer
-        if config.decayed_variables == "all" or _is_kernel(variable):
-            return config.weight_decay
-        return 0.0
 
     def _check(self, batch) -> None:
         if self.config.train.jit_compile:  # XLA drops the assertion that the step itself makes

@@ -11,7 +11,6 @@ As in the paper the lines are the boundaries of the truth, of our model and of a
 the unlabeled points are shaded by their weights.
 """
 
-import csv
 import dataclasses
 import math
 import os
@@ -27,7 +26,7 @@ from matplotlib import colors, lines
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ssl_influence import checkpoints, config
+from ssl_influence import checkpoints, config, files
 from ssl_influence.data import sources, splits
 from ssl_influence.reporting import figures
 
@@ -226,9 +225,8 @@ def animation(
         images.append(np.asarray(figure.canvas.buffer_rgba())[..., :3])
     images = _with_one_palette(images)
     durations = [_FRAME_MS] * (len(images) - 1) + [_LAST_FRAME_MS]
-    figures.write_atomically(
-        path,
-        lambda temporary: images[0].save(
+    with files.replacing(path) as temporary:
+        images[0].save(
             temporary,
             format="GIF",
             save_all=True,
@@ -236,8 +234,7 @@ def animation(
             duration=durations,
             loop=0,
             optimize=False,
-        ),
-    )
+        )
 
 
 def boundary(x: np.ndarray, y: np.ndarray, score: np.ndarray) -> list[np.ndarray]:
@@ -294,8 +291,8 @@ def _read_weight(model_dir: str | os.PathLike, step: int, example_id: np.ndarray
     """Weights of the given examples at a checkpoint, [n]."""
     path = pathlib.Path(model_dir) / "weights" / f"weights-{step}.csv"
     try:
-        with path.open() as file:
-            weight = {int(row["example_id"]): float(row["weight"]) for row in csv.DictReader(file)}
+        ids, weights, _ = checkpoints.read_weights(path)
+        weight = dict(zip(ids.tolist(), weights, strict=True))
         return np.array([weight[identity] for identity in example_id])
     except FileNotFoundError as error:
         raise checkpoints.CheckpointError(

@@ -1,17 +1,15 @@
 """Figures of one run, drawn from its metrics.jsonl and weights/."""
 
-import csv
 import os
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 from matplotlib.backends import backend_agg
 from matplotlib.figure import Figure
 
-from ssl_influence import checkpoints, metrics
+from ssl_influence import checkpoints, files, metrics
 
-_BLUE, _ORANGE, _GRAY = "#3572b0", "#d9822b", "#8a8f98"
+BLUE, ORANGE, GRAY = "#3572b0", "#d9822b", "#8a8f98"
 
 
 def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -23,18 +21,18 @@ def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
     rows = metrics.read_metrics(pathlib.Path(model_dir) / "metrics.jsonl")
     if not rows:
         raise FileNotFoundError(f"{model_dir} holds no metrics.jsonl with rows to draw.")
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = in_a_row(2)
     for name, label, color in (
-        ("validation/error", "as trained", _BLUE),
-        ("validation/ema_error", "moving average", _ORANGE),
+        ("validation/error", "as trained", BLUE),
+        ("validation/ema_error", "moving average", ORANGE),
     ):
         left.plot(*_series(rows, name), color=color, label=label)
     left.set(xlabel="step", ylabel="validation error, %", ylim=(0, None))
     left.legend(frameon=False)
     for name, label, color in (
-        ("train/loss_supervised", "supervised", _BLUE),
-        ("train/loss_unsupervised", "unsupervised, weighted", _ORANGE),
-        ("train/loss_l2", "L2", _GRAY),
+        ("train/loss_supervised", "supervised", BLUE),
+        ("train/loss_unsupervised", "unsupervised, weighted", ORANGE),
+        ("train/loss_l2", "L2", GRAY),
     ):
         right.plot(*_series(rows, name), color=color, label=label)
     right.set(xlabel="step", ylabel="term of the training objective", ylim=(0, None))
@@ -49,12 +47,12 @@ def weight_histogram(model_dir: str | os.PathLike, path: str | os.PathLike) -> N
       FileNotFoundError: the run has written no weights yet.
     """
     newest, weight, updates = read_weights(model_dir)
-    figure, (left, right) = _figure(2)
-    left.hist(weight, bins=40, color=_BLUE)
-    left.axvline(weight.mean(), color=_ORANGE, label=f"mean {weight.mean():.3f}")
+    figure, (left, right) = in_a_row(2)
+    left.hist(weight, bins=40, color=BLUE)
+    left.axvline(weight.mean(), color=ORANGE, label=f"mean {weight.mean():.3f}")
     left.set(xlabel=f"example weight at step {newest}", ylabel="unlabeled examples")
     left.legend(frameon=False)
-    right.hist(updates, bins=min(40, int(np.ptp(updates)) + 1), color=_GRAY)
+    right.hist(updates, bins=min(40, int(np.ptp(updates)) + 1), color=GRAY)
     right.set(xlabel="updates of the weight", ylabel="unlabeled examples")
     save(figure, path)
 
@@ -65,16 +63,13 @@ def read_weights(model_dir: str | os.PathLike) -> tuple[int, np.ndarray, np.ndar
     Raises:
       FileNotFoundError: there is none.
     """
-    files = list(pathlib.Path(model_dir).glob("weights/weights-*.csv"))
-    if not files:
+    found = list(pathlib.Path(model_dir).glob("weights/weights-*.csv"))
+    if not found:
         raise FileNotFoundError(f"{model_dir} holds no weights/weights-<step>.csv to draw.")
-    newest = max(files, key=lambda path: checkpoints.step_of(path.stem))
-    with newest.open() as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
+    newest = max(found, key=lambda path: checkpoints.step_of(path.stem))
+    _, weight, updates = checkpoints.read_weights(newest)
+    if not len(weight):
         raise FileNotFoundError(f"{newest} holds no unlabeled example to draw.")
-    weight = np.array([float(row["weight"]) for row in rows])
-    updates = np.array([int(row["updates"]) for row in rows])
     return checkpoints.step_of(newest.stem), weight, updates
 
 
@@ -83,7 +78,8 @@ def _series(rows: list[dict], name: str) -> tuple[list[float], list[float]]:
     return [row["step"] for row in kept], [row[name] for row in kept]
 
 
-def _figure(columns: int):
+def in_a_row(columns: int) -> tuple[Figure, np.ndarray]:
+    """A figure and its axes [columns], side by side, without frame and with a faint grid."""
     figure = new_figure((4.8 * columns, 3.6), layout="constrained")
     axes = figure.subplots(1, columns)
     for axis in axes:
@@ -102,13 +98,6 @@ def new_figure(size: tuple[float, float], layout: str | None = None) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike, dpi: int = 150) -> None:
-    """Writes a figure as PNG, see `write_atomically`."""
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=dpi))
-
-
-def write_atomically(path: str | os.PathLike, write: Callable[[pathlib.Path], None]) -> None:
-    """Has `write` write a temporary file beside `path`, and moves it there."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    os.replace(temporary, path)
+    """Writes a figure as PNG, in one move."""
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=dpi)
