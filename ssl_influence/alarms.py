@@ -137,8 +137,8 @@ def class_never_predicted(seen: Seen) -> str | None:
 
 def weights_at_minimum(seen: Seen) -> str | None:
     """Nearly all example weights sit at their lower bound, once nearly all have moved."""
-    share = seen.row.get("weights/share_at_minimum", 0.0)
-    if not _weights_moved(seen) or share < SHARE_AT_BOUND:
+    share = _share_at(seen, "minimum")
+    if share is None:
         return None
     silent = ", so that their examples no longer take part" if seen.facts.minimum == 0 else ""
     return (
@@ -150,8 +150,8 @@ def weights_at_minimum(seen: Seen) -> str | None:
 
 def weights_at_maximum(seen: Seen) -> str | None:
     """Nearly all example weights sit at their upper bound, once nearly all have moved."""
-    share = seen.row.get("weights/share_at_maximum", 0.0)
-    if not _weights_moved(seen) or share < SHARE_AT_BOUND:
+    share = _share_at(seen, "maximum")
+    if share is None:
         return None
     return (
         f"{share:.0%} of the example weights sit at --weight_max={seen.facts.maximum:g}, where "
@@ -181,8 +181,11 @@ def input_is_slow(seen: Seen) -> str | None:
     )
 
 
-def _weights_moved(seen: Seen) -> bool:
-    return seen.row.get("weights/share_updated", 0.0) >= SHARE_AT_BOUND
+def _share_at(seen: Seen, bound: str) -> float | None:
+    """The share of weights at a bound where it is nearly all, and nearly all have moved."""
+    share = seen.row.get(f"weights/share_at_{bound}", 0.0)
+    moved = seen.row.get("weights/share_updated", 0.0)
+    return share if min(share, moved) >= SHARE_AT_BOUND else None
 
 
 ALARMS: tuple[Callable[[Seen], str | None], ...] = (
