@@ -1,9 +1,11 @@
 """Training steps beside a plain hand-written TensorFlow step of the same graph.
 
 Rows: theta (one step of the network), fused (with the weight step in it), weight (a weight step
-alone) and plain (by hand: no example weights, moving average or metrics), each with the target view
-in the joint pass and in a separate one; the forward pass of a validation batch in inference mode;
-and the peak memory of runs without and with weight steps.
+alone) and plain (by hand, with the optimizers of tf_keras: no example weights, moving average or
+metrics), each with the target view in the joint pass and in a separate one, which in the plain step
+updates BatchNorm's moving statistics too; the forward pass of a validation batch in inference mode;
+and the peak memory of runs without and with weight steps. "weight_overhead" is what a fused weight
+step costs beside that forward pass: (fused - theta - validation_forward) / theta.
 """
 
 from experiments.benchmarks import timing
