@@ -21,7 +21,10 @@ _CHOICES = {
     "weighting": config_lib.WEIGHTINGS,
     "weight_batch": config_lib.WEIGHT_BATCHES,
     "influence_params": config_lib.INFLUENCE_PARAMS,
-    "inverse_hessian": config_lib.INVERSE_HESSIANS,
+    "inverse_hessian": tuple(config_lib.INVERSE_HESSIANS),
+    "curvature": config_lib.CURVATURES,
+    "weight_optimizer": config_lib.WEIGHT_OPTIMIZERS,
+    "head": config_lib.HEADS,
     "validation_batch_norm": config_lib.VALIDATION_BATCH_NORMS,
     "optimizer": config_lib.OPTIMIZERS,
     "schedule": config_lib.SCHEDULES,
@@ -118,6 +121,12 @@ _TABLE = (
     ("depth", "model", "depth", "Depth of the Wide-ResNet: 28 in WRN-28-2; 6n + 4."),
     ("width", "model", "width", "Widening factor of the Wide-ResNet: 2 in WRN-28-2."),
     ("filters", "model", "filters", "Filters of the Wide-ResNet's first convolution."),
+    (
+        "head",
+        "model",
+        "head",
+        "Last layer: one logit a class, or of two classes the difference of logits alone (binary).",
+    ),
     ("hidden_units", "model", "hidden_units", "Units of each hidden layer of the MLP."),
     (
         "batch_norm_momentum",
@@ -190,7 +199,14 @@ _TABLE = (
         "weight for all; fixed: all keep --weight_init.",
     ),
     ("weight_init", "weights", "initial", "Example weight at the start."),
-    ("weight_lr", "weights", "learning_rate", "Step size of the example weights (M-Adam)."),
+    (
+        "weight_optimizer",
+        "weights",
+        "optimizer",
+        "What moves the example weights: m_adam, or adam or sgd to compare with (at a cost that "
+        "grows with the number of examples).",
+    ),
+    ("weight_lr", "weights", "learning_rate", "Step size of the example weights."),
     ("weight_min", "weights", "minimum", "Smallest example weight."),
     ("weight_max", "weights", "maximum", "Largest example weight (default: no bound)."),
     (
@@ -222,15 +238,47 @@ _TABLE = (
         "influence_params",
         "weights",
         "influence_params",
-        "Variables over which the influence on the validation loss is taken.",
+        "Variables over which the influence on the validation loss is taken: the last layer in "
+        "closed form, the last block with the last layer, or all.",
     ),
     (
         "inverse_hessian",
         "weights",
         "inverse_hessian",
-        "exact: direct solve, matrix-free for large heads; cg: preconditioned conjugate gradients.",
+        "exact: direct solve, matrix-free for large heads (the paper's); cg: conjugate gradients; "
+        "identity; neumann: truncated series; lissa: stochastic series; outer_product: of "
+        "per-example gradients; unrolled: through steps of gradient descent.",
+    ),
+    (
+        "curvature",
+        "weights",
+        "curvature",
+        "Of last_block and all: gauss_newton is never indefinite; hessian is the objective's own.",
     ),
     ("cg_tolerance", "weights", "cg_tolerance", "Relative residual at which cg stops."),
+    ("cg_iterations", "weights", "cg_iterations", "The most iterations of cg."),
+    ("neumann_terms", "weights", "neumann_terms", "Terms of the Neumann series."),
+    (
+        "neumann_step",
+        "weights",
+        "neumann_step",
+        "Step of the Neumann series (default: by a bound on the largest eigenvalue).",
+    ),
+    ("lissa_iterations", "weights", "lissa_iterations", "Samples of the Hessian in lissa."),
+    (
+        "lissa_scale",
+        "weights",
+        "lissa_scale",
+        "Scale of lissa, above the largest eigenvalue (default: by a bound on it).",
+    ),
+    ("lissa_rows", "weights", "lissa_rows", "Unlabeled rows in a sample of lissa."),
+    ("unroll_steps", "weights", "unroll_steps", "Steps of gradient descent that are unrolled."),
+    (
+        "unroll_step",
+        "weights",
+        "unroll_step",
+        "Size of the unrolled steps (default: by a bound on the largest eigenvalue).",
+    ),
     (
         "validation_batch_norm",
         "weights",

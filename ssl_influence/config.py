@@ -13,8 +13,20 @@ from typing import Any
 METHODS = ("uda", "pseudo_label", "supervised")
 WEIGHTINGS = ("per_example", "single", "fixed")
 WEIGHT_BATCHES = ("fused", "fresh")
-INFLUENCE_PARAMS = ("last_layer",)
-INVERSE_HESSIANS = ("exact", "cg")
+INFLUENCE_PARAMS = ("last_layer", "last_block", "all")
+# Each method of the paper's Table A1, and the settings that are its own.
+INVERSE_HESSIANS = {
+    "exact": ("cg_tolerance",),  # heads too large for a direct solve take cg
+    "cg": ("cg_tolerance", "cg_iterations"),
+    "identity": (),
+    "neumann": ("neumann_terms", "neumann_step"),
+    "lissa": ("lissa_iterations", "lissa_scale", "lissa_rows"),
+    "outer_product": (),
+    "unrolled": ("unroll_steps", "unroll_step"),
+}
+CURVATURES = ("gauss_newton", "hessian")
+WEIGHT_OPTIMIZERS = ("m_adam", "adam", "sgd")
+HEADS = ("softmax", "binary")
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("cosine", "half_cosine", "constant")
 MODELS = ("wide_resnet", "mlp")
@@ -152,7 +164,12 @@ class AugmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The network: a Wide-ResNet (`depth`, `width` as in WRN-28-2) or the paper's two-layer MLP."""
+    """The network: a Wide-ResNet (`depth`, `width` as in WRN-28-2) or the paper's two-layer MLP.
+
+    Attributes:
+      head: "softmax", C logits; "binary", one number f that gives the logits (f/2, -f/2) of two
+        classes (the paper's appendix).
+    """
 
     name: str = "wide_resnet"
     depth: int = 28
@@ -160,9 +177,11 @@ class ModelConfig:
     filters: int = 16
     hidden_units: tuple[int, ...] = (100, 100)
     batch_norm_momentum: float = 0.999
+    head: str = "softmax"
 
     def __post_init__(self):
         _one_of("model", self.name, MODELS)
+        _one_of("head", self.head, HEADS)
         if self.name == "wide_resnet":
             _require(
                 self.depth >= 10 and (self.depth - 4) % 6 == 0,
@@ -260,22 +279,35 @@ class WeightConfig:
     Attributes:
       weighting: "per_example", "single" (one shared lambda) or "fixed" (never moves).
       initial: lambda at the start.
-      learning_rate: eta of M-Adam.
+      optimizer: what moves lambda: "m_adam", or "adam" and "sgd" of Keras for the paper's ablation
+        (Adam moves examples that are not in the batch too).
+      learning_rate: eta, its step size.
       minimum, maximum: lambda is projected to this range after each update (maximum None: no
         bound).
       warmup_steps: theta steps before the first weight step.
       inner_steps: N, theta steps from one weight step to the next.
       batch: "fused" takes the batch of the current theta step, before that step; "fresh" draws
         D', U' and V' anew after N theta steps.
-      damping: added to the diagonal of the Hessian, in its units.
-      influence_params: which variables the influence is taken over.
-      inverse_hessian: "exact" (direct solve where it fits, else matrix-free) or "cg".
+      damping: added to the diagonal of the Hessian, in its units, whatever inverts it.
+      influence_params: which variables the influence is taken over: the last layer in closed form,
+        the last block and the last layer, or all.
+      inverse_hessian: one of INVERSE_HESSIANS; see `influence.inverse_hvp` for each.
+      curvature: "gauss_newton" or "hessian"; over the last layer they are the same.
       cg_tolerance: relative residual at which conjugate gradients stop.
+      cg_iterations: the most that conjugate gradients take.
+      neumann_terms: terms of the series.
+      neumann_step: its step; None is the inverse of a bound on the largest eigenvalue.
+      lissa_iterations: samples of the Hessian that are taken.
+      lissa_scale: above its largest eigenvalue; None is a bound on it.
+      lissa_rows: unlabeled rows of a sample (and as large a share of the labeled ones).
+      unroll_steps: steps of gradient descent that are differentiated through.
+      unroll_step: their size; None is the inverse of a bound on the largest eigenvalue.
       validation_batch_norm: BatchNorm on the validation batch: "inference" or "batch" statistics.
     """
 
     weighting: str = "per_example"
     initial: float = 1.0
+    optimizer: str = "m_adam"
     learning_rate: float = 0.01
     minimum: float = 0.0
     maximum: float | None = None
@@ -285,7 +317,16 @@ class WeightConfig:
     damping: float = 0.01
     influence_params: str = "last_layer"
     inverse_hessian: str = "exact"
+    curvature: str = "gauss_newton"
     cg_tolerance: float = 1e-6
+    cg_iterations: int = 1000
+    neumann_terms: int = 20
+    neumann_step: float | None = None
+    lissa_iterations: int = 100
+    lissa_scale: float | None = None
+    lissa_rows: int = 64
+    unroll_steps: int = 20
+    unroll_step: float | None = None
     validation_batch_norm: str = "inference"
 
     def __post_init__(self):
@@ -308,9 +349,40 @@ class WeightConfig:
         _one_of("weight_batch", self.batch, WEIGHT_BATCHES)
         _at_least("damping", self.damping, 0)
         _one_of("influence_params", self.influence_params, INFLUENCE_PARAMS)
-        _one_of("inverse_hessian", self.inverse_hessian, INVERSE_HESSIANS)
+        _one_of("inverse_hessian", self.inverse_hessian, tuple(INVERSE_HESSIANS))
+        _one_of("curvature", self.curvature, CURVATURES)
+        _one_of("weight_optimizer", self.optimizer, WEIGHT_OPTIMIZERS)
         _positive("cg_tolerance", self.cg_tolerance)
+        for name in ("cg_iterations", "neumann_terms", "lissa_iterations", "lissa_rows"):
+            _count(name, getattr(self, name), 1)
+        _count("unroll_steps", self.unroll_steps, 1)
+        for name in ("neumann_step", "lissa_scale", "unroll_step"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        self._refuse_what_has_no_effect()
         _one_of("validation_batch_norm", self.validation_batch_norm, VALIDATION_BATCH_NORMS)
+
+    def _refuse_what_has_no_effect(self):
+        default = {field.name: field.default for field in dataclasses.fields(self)}
+        own = INVERSE_HESSIANS[self.inverse_hessian]
+        for solver, names in INVERSE_HESSIANS.items():
+            for name in names:
+                _require(
+                    name in own or getattr(self, name) == default[name],
+                    f"{name}={getattr(self, name)} has no effect with inverse_hessian="
+                    f"{self.inverse_hessian}: leave it out, or use inverse_hessian={solver}.",
+                )
+        _require(
+            self.curvature == default["curvature"] or self.influence_params != "last_layer",
+            f"curvature={self.curvature} has no effect with influence_params=last_layer, where "
+            "logits are linear: leave it out.",
+        )
+        _require(
+            self.curvature == default["curvature"]
+            or self.inverse_hessian not in ("identity", "outer_product"),
+            f"curvature={self.curvature} has no effect with inverse_hessian="
+            f"{self.inverse_hessian}, which forms no Hessian: leave it out.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
