@@ -42,6 +42,8 @@ VALIDATION_BATCH_NORMS = ("inference", "batch")
 class UserError(Exception):
     """What a user can mend; the message is one line that names the cause and the remedy."""
 
+    __init__ = Exception.__init__  # raised in a tf.function, only such types stay what they are
+
 
 class ConfigError(UserError, ValueError):
     """A setting or combination that cannot work. One line: the value and the remedy."""

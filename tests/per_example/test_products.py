@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import config
-from ssl_influence.per_example import dots
+from ssl_influence.per_example import products
 
 RUNNERS = [lambda fn: fn, tf.function]
 ROWS = 5
@@ -66,7 +66,9 @@ def test_equal_the_products_with_each_gradient(training, runner):
     model = convolutional_model()
     inputs, labels, vectors = problem(model, [6, 6, 2])
     before = [v.numpy() for v in model.variables]
-    fn = runner(lambda: dots.dots(model, inputs, labels, cross_entropy, vectors, training=training))
+    fn = runner(
+        lambda: products.dots(model, inputs, labels, cross_entropy, vectors, training=training)
+    )
     found = fn()
     for value, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(variable, value)
@@ -83,7 +85,9 @@ def test_batch_statistics_let_the_rows_interact():
     model = convolutional_model()
     inputs, labels, vectors = problem(model, [6, 6, 2])
     found = [
-        dots.dots(model, inputs[rows], labels[rows], cross_entropy, vectors, training=training)[0]
+        products.dots(model, inputs[rows], labels[rows], cross_entropy, vectors, training=training)[
+            0
+        ]
         for training in (False, True)
         for rows in (slice(0, ROWS), slice(0, 1))
     ]
@@ -104,7 +108,7 @@ def test_some_variables_of_a_model_with_two_inputs():
     def squared(outputs, target):
         return tf.reduce_sum((outputs - target["mean"]) ** 2, axis=1)
 
-    found = dots.dots(model, inputs, target, squared, vectors, variables=variables)
+    found = products.dots(model, inputs, target, squared, vectors, variables=variables)
     expected = by_jacobian(lambda: squared(model(inputs), target), vectors, variables)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
@@ -116,7 +120,7 @@ def test_embeddings_give_sparse_gradients_and_the_same_products():
     rng = np.random.default_rng(2)
     tokens, labels = rng.integers(9, size=[ROWS, 6]), rng.integers(4, size=ROWS)
     vectors = [tf.constant(rng.normal(size=v.shape)) for v in model.trainable_variables]
-    found = dots.dots(model, tf.constant(tokens), labels, cross_entropy, vectors)
+    found = products.dots(model, tf.constant(tokens), labels, cross_entropy, vectors)
     expected = np.empty(ROWS)
     for u in range(ROWS):
         with tf.GradientTape() as tape:
@@ -137,7 +141,7 @@ def test_a_keras_3_model_goes_too(runner):
         ]
     )
     inputs, labels, vectors = problem(model, [5])
-    fn = runner(lambda: dots.dots(model, inputs, labels, cross_entropy, vectors))
+    fn = runner(lambda: products.dots(model, inputs, labels, cross_entropy, vectors))
     variables = [v.value for v in model.trainable_variables]
     expected = by_jacobian(lambda: cross_entropy(model(inputs), labels), vectors, variables)
     np.testing.assert_allclose(fn(), expected, atol=1e-12)
@@ -145,7 +149,7 @@ def test_a_keras_3_model_goes_too(runner):
 
 def test_losses_of_any_shape_and_a_variable_that_none_depends_on():
     x, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
-    found = dots.row_dots(
+    found = products.row_dots(
         lambda: tf.stack([x**2, x * x[0]]),
         [tf.constant([1.0, 10.0]), tf.constant(7.0)],
         [x, unused],
@@ -155,7 +159,7 @@ def test_losses_of_any_shape_and_a_variable_that_none_depends_on():
 
 def test_losses_that_depend_on_no_variable_are_refused():
     with pytest.raises(config.ConfigError, match="none of the 1 variables"):
-        dots.row_dots(lambda: tf.ones(3), [tf.ones(2)], [tf.Variable([1.0, 2.0])])
+        products.row_dots(lambda: tf.ones(3), [tf.ones(2)], [tf.Variable([1.0, 2.0])])
 
 
 def test_what_cannot_be_differentiated_twice_is_refused():
@@ -166,4 +170,4 @@ def test_what_cannot_be_differentiated_twice_is_refused():
         return y, lambda upstream: tf.stop_gradient(upstream)
 
     with pytest.raises(config.ConfigError, match="differentiated twice"):
-        dots.row_dots(lambda: once(x * 1.0), [tf.ones(2)], [x])
+        products.row_dots(lambda: once(x * 1.0), [tf.ones(2)], [x])
