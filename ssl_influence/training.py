@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,85 +20,6 @@ from ssl_influence.methods import base
 _log = logging.getLogger("ssl_influence")
 
 Batch = Mapping[str, Any]
-
-
-@keras.utils.register_keras_serializable("ssl_influence")
-class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then one of the schedules that `config.OptimizerConfig` describes.
-
-    Args:
-      name: "cosine", "half_cosine" or "constant".
-      learning_rate: alpha.
-      steps: of the whole run.
-      warmup_steps: of those, the ones over which the rate grows from 0.
-    """
-
-    def __init__(self, name: str, learning_rate: float, steps: int, warmup_steps: int = 0):
-        self.name = name
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.warmup_steps = warmup_steps
-
-    def __call__(self, step):
-        """The learning rate at a step, counted from 0."""
-        step = tf.cast(step, tf.float32)
-        p = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
-        p = tf.clip_by_value(p, 0.0, 1.0)
-        factor = {
-            "cosine": lambda: tf.cos(7.0 * math.pi / 16.0 * p),
-            "half_cosine": lambda: 0.004 + 0.996 * 0.5 * (1.0 + tf.cos(math.pi * p)),
-            "constant": lambda: tf.ones_like(p),
-        }[self.name]()
-        if self.warmup_steps:
-            factor = tf.where(step < self.warmup_steps, step / self.warmup_steps, factor)
-        return self.learning_rate * factor
-
-    def get_config(self):
-        """The arguments that make an equal schedule."""
-        return {
-            "name": self.name,
-            "learning_rate": self.learning_rate,
-            "steps": self.steps,
-            "warmup_steps": self.warmup_steps,
-        }
-
-
-@keras.utils.register_keras_serializable("ssl_influence")
-class Nesterov(keras.optimizers.SGD):
-    """SGD with Nesterov momentum, m <- mu m - alpha g and theta <- theta + mu m - alpha g.
-
-    One op a variable instead of the eight of Keras, which saves 8 ms a step of WRN-28-2 on a CPU,
-    about what the moving average and the gradient norm cost.
-    """
-
-    def __init__(self, learning_rate=0.03, momentum=0.9, name="Nesterov", **kwargs):
-        kwargs["nesterov"] = True
-        super().__init__(learning_rate, momentum, name=name, **kwargs)
-
-    def update_step(self, gradient, variable):
-        """Moves a variable and its momentum; without momentum or with few rows as Keras does."""
-        if not self.momentum or isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable)
-            return
-        accumulator = self.momentums[self._index_dict[self._var_key(variable)]]
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=accumulator.handle,
-            lr=tf.cast(self.learning_rate, variable.dtype),
-            grad=gradient,
-            momentum=tf.cast(self.momentum, variable.dtype),
-            use_nesterov=True,
-        )
-
-
-def make_optimizer(
-    config: config_lib.OptimizerConfig, train_steps: int
-) -> keras.optimizers.Optimizer:
-    """The theta optimizer. Weight decay is no part of it: it is coupled, inside the objective."""
-    rate = Schedule(config.schedule, config.learning_rate, train_steps, config.warmup_steps)
-    if config.name == "adam":
-        return keras.optimizers.Adam(rate, jit_compile=False)
-    return Nesterov(rate, config.momentum, jit_compile=False)
 
 
 def make_example_weights(
@@ -168,7 +88,9 @@ class BilevelTrainer(tf.Module):
                 "The model has Dropout, whose random state no checkpoint holds: a resumed run will "
                 "differ from one that was not stopped."
             )
-        self.optimizer = optimizer or make_optimizer(config.optimizer, config.train.train_steps)
+        self.optimizer = optimizer or optimizers.make_optimizer(
+            config.optimizer, config.train.train_steps
+        )
         self.optimizer.build(model.trainable_variables)
         followed = model.trainable_variables
         if config.optimizer.ema_variables == "all":

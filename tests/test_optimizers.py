@@ -1,4 +1,4 @@
-"""M-Adam against plain NumPy Adams, eager, in graph and compiled."""
+"""M-Adam against plain NumPy Adams, eager, in graph and compiled; the network's optimizers."""
 
 import numpy as np
 import pytest
@@ -233,3 +233,34 @@ def test_bad_hyperparameters_are_named(settings):
     (name,) = settings
     with pytest.raises(config.ConfigError, match=name):
         optimizers.MAdam(**settings)
+
+
+def test_schedules_hit_their_published_values():
+    def at(name, step, warmup=0):
+        return float(optimizers.Schedule(name, 0.03, 100, warmup)(step))
+
+    assert at("cosine", 0) == pytest.approx(0.03)
+    assert at("cosine", 100) == pytest.approx(0.03 * np.cos(7 * np.pi / 16))
+    assert at("half_cosine", 60, 20) == pytest.approx(0.03 * (0.004 + 0.996 / 2), rel=1e-5)
+    assert at("half_cosine", 100, 20) == pytest.approx(0.03 * 0.004, rel=1e-4)
+    assert at("half_cosine", 5, 20) == pytest.approx(0.03 / 4)
+    assert at("constant", 77) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nesterov_is_that_of_keras(momentum, sparse):
+    rng = np.random.RandomState(0)
+    start, rate = rng.randn(6, 3).astype(np.float32), optimizers.Schedule("cosine", 0.1, 5)
+    gradients = rng.randn(5, 6, 3).astype(np.float32)
+    ends = []
+    for make in (optimizers.Nesterov, lambda *args: keras.optimizers.SGD(*args, nesterov=True)):
+        optimizer, variable = make(rate, momentum), tf.Variable(start)
+        copy = type(optimizer).from_config(optimizer.get_config())
+        for gradient in gradients:
+            if sparse:
+                gradient = tf.IndexedSlices(gradient[:2], [3, 1], [6, 3])
+            copy.apply_gradients([(gradient, variable)])
+        ends.append(variable.numpy())
+    assert np.any(ends[0] != start)
+    np.testing.assert_allclose(*ends, atol=1e-6)

@@ -389,25 +389,6 @@ def test_weights_that_can_never_move_are_said_to(tmp_path, caplog):
     assert "No example weight will move" in caplog.text
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_nesterov_is_that_of_keras(momentum, sparse):
-    rng = np.random.RandomState(0)
-    start, rate = rng.randn(6, 3).astype(np.float32), training.Schedule("cosine", 0.1, 5)
-    gradients = rng.randn(5, 6, 3).astype(np.float32)
-    ends = []
-    for make in (training.Nesterov, lambda *args: keras.optimizers.SGD(*args, nesterov=True)):
-        optimizer, variable = make(rate, momentum), tf.Variable(start)
-        copy = type(optimizer).from_config(optimizer.get_config())
-        for gradient in gradients:
-            if sparse:
-                gradient = tf.IndexedSlices(gradient[:2], [3, 1], [6, 3])
-            copy.apply_gradients([(gradient, variable)])
-        ends.append(variable.numpy())
-    assert np.any(ends[0] != start)
-    np.testing.assert_allclose(*ends, atol=1e-6)
-
-
 def test_average_follows_what_the_settings_name():
     trainable = make_trainer(model=make_model(batch_norm=True))
     everything = make_trainer(
@@ -424,15 +405,3 @@ def test_average_follows_what_the_settings_name():
     with trainable.ema.swapped():
         np.testing.assert_array_equal(kernel, trainable.ema.shadow[0])
     np.testing.assert_array_equal(kernel, now)
-
-
-def test_schedules_hit_their_published_values():
-    def at(name, step, warmup=0):
-        return float(training.Schedule(name, 0.03, 100, warmup)(step))
-
-    assert at("cosine", 0) == pytest.approx(0.03)
-    assert at("cosine", 100) == pytest.approx(0.03 * np.cos(7 * np.pi / 16))
-    assert at("half_cosine", 60, 20) == pytest.approx(0.03 * (0.004 + 0.996 / 2), rel=1e-5)
-    assert at("half_cosine", 100, 20) == pytest.approx(0.03 * 0.004, rel=1e-4)
-    assert at("half_cosine", 5, 20) == pytest.approx(0.03 / 4)
-    assert at("constant", 77) == pytest.approx(0.03)
