@@ -1,83 +1,149 @@
 """Influence over any variables of a model, where the last layer alone has a closed form.
 
-Slower by orders of magnitude than `weight_gradients.last_layer`, and meant to judge it.
+Each product with the Hessian is a backward pass through the network; `last_layer` needs none.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ssl_influence.influence import inverse_hvp
-from ssl_influence.per_example import dots
+from ssl_influence import config
+from ssl_influence.influence import inverse_hvp, products, solve_info
+from ssl_influence.per_example import products as per_example_products
 
-CURVATURES = ("gauss_newton", "hessian")
+CURVATURES = config.CURVATURES
+# Largest number of parameters whose Hessian is formed: 0.3 GB in float32.
+EXACT_LIMIT = 8192
+
+Curvature = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+class Outputs(NamedTuple):
+    """The model's outputs [n, C] for some rows."""
+
+    logits: tf.Tensor
+
+
+class Rows(NamedTuple):
+    """What an objective reads of a methods.base.MethodOutput, whose attributes have these names."""
+
+    supervised: tf.Tensor
+    supervised_coefficient: tf.Tensor
+    unsupervised: tf.Tensor
+    unsupervised_coefficient: tf.Tensor
+    labeled_head: Outputs
+    unlabeled_head: Outputs
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """sum_l a_l ell_S(l) + sum_r c_r lambda_r ell_U(r) + 1/2 sum_v l2_v |v|^2 on fixed rows.
 
-    A plain function of its variables: `output_fn` must not change any, and BatchNormalization must
-    be in inference mode, lest rows interact.
+    A plain function of its variables: `output_fn` must leave all of them as they are.
 
     Attributes:
-      output_fn: computes the method's rows (a methods.base.MethodOutput) anew from the variables.
+      output_fn: computes the rows (`Rows`, or a methods.base.MethodOutput) anew from the variables.
       example_weight: lambda of each unlabeled row, [R].
       variables: what derivatives are taken by.
       l2: l2_v of each.
+      curvature: (outputs [n, C], tangent [n, C], row weight [n]) -> w_i A_i t_i, with A_i the
+        curvature of a row's loss by its outputs. The default is that of a softmax cross-entropy to
+        a fixed target; `loss_curvature` makes that of any loss.
     """
 
     output_fn: Callable[[], Any]
     example_weight: tf.Tensor
     variables: Sequence[tf.Variable]
     l2: Sequence[float]
+    curvature: Curvature = products.softmax_curvature
 
     def value(self) -> tf.Tensor:
         """The objective, a scalar, without the L2 of variables that it is not taken over."""
         output = self.output_fn()
-        supervised = tf.reduce_sum(output.supervised_coefficient * output.supervised)
-        weight = output.unsupervised_coefficient * self._lambda(output)
-        unsupervised = tf.reduce_sum(weight * output.unsupervised)
         penalties = [c * tf.nn.l2_loss(v) for c, v in zip(self.l2, self.variables, strict=True)]
-        return tf.add_n([supervised, unsupervised, *penalties])
+        total = tf.reduce_sum(self._row_weight(output) * _losses(output))
+        return tf.add_n([total, *(tf.cast(penalty, total.dtype) for penalty in penalties)])
 
-    def product(self, curvature: str) -> inverse_hvp.Product:
-        """The product v -> H v.
+    def product(self, curvature: str) -> products.Product:
+        """The product v -> H v at the variables' present values.
 
         Args:
-          curvature: "hessian", or "gauss_newton": the softmax curvature of each row's logits with
-            the model taken as linear; the L2 is exact in both. They agree over the last layer.
+          curvature: "hessian", or "gauss_newton": the curvature of each row's loss with the model
+            taken as linear; the L2 is exact in both. They agree over the last layer.
         """
         if curvature == "hessian":
-            return inverse_hvp.hvp(self.value, self.variables)
+            return products.hvp(self.value, self.variables)
         if curvature != "gauss_newton":
             raise ValueError(f"curvature={curvature!r} is not one of {', '.join(CURVATURES)}.")
+        weighted = self._weighted_product()
+        row_weight = self._row_weight(self.output_fn())
+        return lambda vector: weighted(vector, row_weight)
 
-        def logits_fn():
-            output = self.output_fn()
-            return tf.concat([output.labeled_head.logits, output.unlabeled_head.logits], axis=0)
+    def sampled_product(self, rows: int, seed: tf.Tensor) -> Callable[..., products.Vector]:
+        """(v, iteration) -> H_j v by the Gauss-Newton matrix of rows drawn anew each time.
 
-        # Constants of the objective, but of the variables' current values.
-        output = self.output_fn()
-        row_weight = tf.concat(
-            [
-                output.supervised_coefficient,
-                output.unsupervised_coefficient * self._lambda(output),
-            ],
-            axis=0,
+        Args:
+          rows: how many, with replacement, out of all; its expectation is the whole matrix.
+          seed: [2] integers; with the iteration it determines what is drawn.
+        """
+        weighted = self._weighted_product()
+        row_weight = self._row_weight(self.output_fn())
+        return lambda vector, j: weighted(vector, row_weight * _counts(row_weight, rows, seed, j))
+
+    def outer_product(
+        self, rhs: products.Vector, damping: float
+    ) -> tuple[products.Vector, solve_info.SolveInfo]:
+        """Solves with sum_i w_i g_i g_i^T + L2 in the place of H, g_i the gradients of the rows.
+
+        It is of rank n: conjugate gradients get there in n + 1 steps, and form no g_i.
+        """
+        row_weight = self._row_weight(self.output_fn())
+        of_rows = products.gauss_newton_product(
+            lambda: _losses(self.output_fn()),
+            lambda losses, tangent: tf.cast(row_weight, losses.dtype) * tangent,
+            self.variables,
         )
+        answer, info = inverse_hvp.conjugate_gradient(
+            self._with_l2(of_rows), rhs, damping=damping, max_iterations=1000
+        )
+        return answer, info._replace(solver=tf.constant(solve_info.SOLVERS.index("outer_product")))
 
-        def of_logits(logits, tangent):
-            return inverse_hvp.softmax_curvature(logits, tangent, row_weight)
+    def descent(
+        self, steps: int, step: float | tf.Tensor, damping: float
+    ) -> Callable[[products.Vector, tf.Tensor, str], products.Vector]:
+        """Takes `steps` steps of gradient descent, keeps where they were taken, and comes back.
 
-        of_rows = inverse_hvp.gauss_newton_product(logits_fn, of_logits, self.variables)
+        Damping pulls to the start: 1/2 damping |theta - start|^2 is added to the objective.
 
-        def product(vector):
-            return [p + c * v for p, c, v in zip(of_rows(vector), self.l2, vector, strict=True)]
+        Returns:
+          (v, k, curvature) -> H_k v at the k-th of these points, counted from the start.
+        """
+        start = [tf.identity(v) for v in self.variables]
+        kept = [tf.TensorArray(v.dtype, steps, element_shape=v.shape) for v in self.variables]
 
-        return product
+        def body(k, kept):
+            kept = [array.write(k, tf.identity(v)) for array, v in zip(kept, self.variables)]
+            with tf.GradientTape() as tape:
+                value = self.value()
+            slopes = tape.gradient(value, self.variables, unconnected_gradients="zero")
+            for v, slope, first in zip(self.variables, slopes, start, strict=True):
+                slope = tf.convert_to_tensor(slope) + damping * (v - first)
+                v.assign_sub(tf.cast(step, v.dtype) * slope)
+            return k + 1, kept
+
+        _, kept = tf.while_loop(lambda k, _: k < steps, body, (tf.constant(0), kept))
+        points = [array.stack() for array in kept]
+        self._move_to(start)
+
+        def product_at(vector, k, curvature):
+            self._move_to([point[k] for point in points])
+            result = self.product(curvature)(vector)
+            self._move_to(start)
+            return result
+
+        return product_at
 
     def influence(self, direction: Sequence[tf.Tensor]) -> tf.Tensor:
         """-c_r <direction, grad ell_U(r)>, [R].
@@ -90,7 +156,80 @@ class Objective:
             output = self.output_fn()
             return tf.stop_gradient(output.unsupervised_coefficient) * output.unsupervised
 
-        return -dots.row_dots(weighted_losses, direction, self.variables)
+        return -per_example_products.row_dots(weighted_losses, direction, self.variables)
 
-    def _lambda(self, output):
-        return tf.cast(self.example_weight, output.unsupervised.dtype)
+    def _move_to(self, values):
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+
+    def _weighted_product(self):
+        """(v, w) -> the Gauss-Newton matrix of rows weighted by w, and the L2, times v."""
+        weight = []
+
+        def of_outputs(outputs, tangent):
+            return self.curvature(outputs, tangent, weight[-1])
+
+        of_rows = self._with_l2(
+            products.gauss_newton_product(
+                lambda: _outputs(self.output_fn()), of_outputs, self.variables
+            )
+        )
+
+        def product(vector, row_weight):
+            weight.append(row_weight)
+            return of_rows(vector)
+
+        return product
+
+    def _with_l2(self, product):
+        def with_l2(vector):
+            parts = zip(product(vector), self.l2, vector, strict=True)
+            return [p + tf.cast(c * v, p.dtype) for p, c, v in parts]
+
+        return with_l2
+
+    def _row_weight(self, output):
+        # Constants of the objective, but of the variables' present values.
+        unsupervised = tf.stop_gradient(output.unsupervised_coefficient)
+        weight = tf.cast(self.example_weight, unsupervised.dtype)
+        supervised = tf.stop_gradient(output.supervised_coefficient)
+        return tf.concat([supervised, unsupervised * weight], axis=0)
+
+
+def loss_curvature(loss_fn: Callable[[tf.Tensor], tf.Tensor]) -> Curvature:
+    """The curvature of any loss by the model's outputs, for `Objective`.
+
+    Args:
+      loss_fn: outputs [n, C] -> losses [n], each of its own row alone.
+    """
+
+    def curvature(outputs, tangent, row_weight):
+        with tf.GradientTape() as outer:
+            outer.watch(outputs)
+            with tf.GradientTape() as inner:
+                inner.watch(outputs)
+                losses = loss_fn(outputs)
+            slope = inner.gradient(losses, outputs)
+        found = outer.gradient(
+            slope, outputs, output_gradients=tangent, unconnected_gradients="zero"
+        )
+        return row_weight[:, tf.newaxis] * found
+
+    return curvature
+
+
+def _counts(row_weight, rows, seed, iteration):
+    """How often each row is drawn, times what makes its mean 1."""
+    n = tf.shape(row_weight)[0]
+    seed = tf.cast(seed, tf.int32) + tf.stack([0, iteration])
+    drawn = tf.random.stateless_uniform([rows], seed, 0, n, tf.int32)
+    counts = tf.reduce_sum(tf.one_hot(drawn, n, dtype=row_weight.dtype), axis=0)
+    return counts * tf.cast(n, row_weight.dtype) / rows
+
+
+def _outputs(output):
+    return tf.concat([output.labeled_head.logits, output.unlabeled_head.logits], axis=0)
+
+
+def _losses(output):
+    return tf.concat([output.supervised, output.unsupervised], axis=0)

@@ -27,8 +27,9 @@ class SolveInfo(NamedTuple):
     """How a solve went; scalars, all tensors, so that it may leave a compiled tf.function.
 
     Attributes:
-      residual: |b - A x| / |b| of the answer that was found (0 for b = 0, infinite if not finite).
-      iterations: int32; refinement steps of a direct method.
+      residual: |b - A x| / |b| of the answer that was found (0 for b = 0, infinite if not finite,
+        NaN if nothing was there to measure it by).
+      iterations: int32; terms of a series, refinement steps of a direct method.
       negative_curvature: bool, a direction with v^T A v < 0 was met.
       converged: bool, the answer may be used.
       solver: int32, the index of the method in SOLVERS (`method` is its name).

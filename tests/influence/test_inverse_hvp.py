@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ssl_influence import head_rows
-from ssl_influence.influence import all_variables, inverse_hvp
+from ssl_influence.influence import all_variables, inverse_hvp, products
 
 RUNNERS = [lambda fn: fn, tf.function]
 CLASSES, LABELED, UNLABELED = 3, 5, 7
@@ -149,7 +149,7 @@ def test_an_unknown_curvature_is_refused(network):
 def test_hvp_goes_through_a_nested_function_and_a_variable_that_is_not_used(network, runner):
     nested = tf.function(network.written_out)
     variables = [*network.variables, network.unused]
-    product = runner(inverse_hvp.hvp(nested, variables))
+    product = runner(products.hvp(nested, variables))
     *found, of_unused = product([*network.vector, tf.ones(2, tf.float64)])
     expected = network.matrix("hessian") @ flat(network.vector)
     np.testing.assert_allclose(flat(found), expected, atol=1e-12)
