@@ -20,13 +20,15 @@ class ExampleWeights(tf.Module):
       initial: lambda at the start, a number or one per example.
       mode: "per_example"; "single", one shared lambda whose gradient is the sum over the batch;
         "fixed", which never moves.
-      optimizer: any `keras.optimizers.Optimizer`; None is `MAdam(0.01)`. Others than MAdam may move
-        rows that are not in the batch (the paper's ablation), and then cost O(size) an update.
+      optimizer: any `keras.optimizers.Optimizer`; None is `MAdam(0.01)`. An update by one that is
+        no `optimizers.RowOptimizer` costs O(size), and may move and project examples that are not
+        in the batch, as Adam does (the paper's ablation).
       minimum, maximum: the range to which an update is projected; None is no bound.
 
     Attributes:
       variable: lambda, float32 [size], or [1] in "single".
-      updates: int64, of the variable's shape: updates with a nonzero gradient that were applied.
+      updates: int64, of the variable's shape: gradients other than zero that were applied to it. A
+        move without one, by what Adam remembers, is not counted.
       skipped: int64 scalar, gradient rows left out for being non-finite.
 
     Raises:
@@ -98,7 +100,8 @@ class ExampleWeights(tf.Module):
 
         Rows of one id are summed. A row that is non-finite (or whose square overflows float32,
         which would spoil the moments for good) is left out and counted in `skipped`. The result is
-        bit-identical for every order of the rows.
+        bit-identical for every order of the rows. Without any row that is neither left out nor zero
+        nothing moves, under no optimizer.
 
         Args:
           ids: integer [R].
@@ -128,46 +131,38 @@ class ExampleWeights(tf.Module):
             ids = tf.zeros_like(ids)
         usable = tf.math.is_finite(gradients * gradients)
         self.skipped.assign_add(_count(~usable))
-        # The second column counts an id's usable rows: an id with none was not touched at all.
         gradients = tf.where(usable, gradients, tf.zeros_like(gradients))
-        columns = tf.stack([gradients, tf.cast(usable, gradients.dtype)], axis=1)
-        ids, sums, first = optimizers.sum_duplicates(ids, columns)
-        totals = sums[:, 0]
+        ids, totals, first = optimizers.sum_duplicates(ids, gradients)
         overflowed = ~tf.math.is_finite(totals * totals)
         self.skipped.assign_add(_count(overflowed & first))
         totals = tf.where(overflowed, tf.zeros_like(totals), totals)
-        if isinstance(self.optimizer, optimizers.MAdam):
+        moving = first & tf.not_equal(totals, 0)
+        if isinstance(self.optimizer, optimizers.RowOptimizer):
             self._update_rows(ids, totals, first)
         else:
-            self._update_all(ids, totals, first & (sums[:, 1] > 0) & ~overflowed)
+            self._update_all(ids, totals, first)
+        self.updates.scatter_add(tf.IndexedSlices(tf.cast(moving, tf.int64), ids))
 
     def _update_rows(self, ids, totals, first):
-        """M-Adam: reads and writes the named rows alone; shapes are static, so XLA compiles it."""
+        """Reads and writes the named rows alone."""
         old = tf.gather(self.variable, ids)
         gradient = tf.where(first, totals, tf.zeros_like(totals))
-        self._apply(tf.IndexedSlices(gradient, ids, tf.shape(self.variable)))
-        touched = tf.not_equal(totals, 0)
+        self._apply(tf.IndexedSlices(gradient, ids))
         new = self._projected(tf.gather(self.variable, ids), old)
-        self.variable.scatter_update(tf.IndexedSlices(tf.where(touched, new, old), ids))
-        self._count_updates(ids, touched & first)
+        new = tf.where(tf.not_equal(totals, 0), new, old)
+        self.variable.scatter_update(tf.IndexedSlices(new, ids))
 
-    def _update_all(self, ids, totals, given):
-        """Another optimizer: it may move any row, so all of them are projected."""
-        old = tf.identity(self.variable)
-        if self.mode == "single":
-            self._apply(
-                tf.reduce_sum(tf.where(given, totals, tf.zeros_like(totals)), keepdims=True)
-            )
-        else:
-            rows = tf.where(given)[:, 0]
-            self._apply(
-                tf.IndexedSlices(
-                    tf.gather(totals, rows), tf.gather(ids, rows), tf.shape(self.variable)
-                )
-            )
-        new = self._projected(tf.identity(self.variable), old)
-        self.variable.assign(tf.where(tf.reduce_any(given), new, old))
-        self._count_updates(ids, tf.not_equal(totals, 0) & given)
+    def _update_all(self, ids, totals, first):
+        """Another optimizer may move any row: the gradient is dense, and every row projected."""
+
+        def move():
+            old = tf.identity(self.variable)
+            gradient = tf.where(first, totals, tf.zeros_like(totals))
+            self._apply(tf.math.unsorted_segment_sum(gradient, ids, old.shape[0]))
+            self.variable.assign(self._projected(tf.identity(self.variable), old))
+            return True
+
+        tf.cond(tf.reduce_any(tf.not_equal(totals, 0)), move, lambda: False)
 
     def _apply(self, gradient):
         self.optimizer.apply_gradients([(gradient, self.variable)], skip_gradients_aggregation=True)
@@ -175,9 +170,6 @@ class ExampleWeights(tf.Module):
     def _projected(self, new, old):
         new = tf.where(tf.math.is_finite(new), new, old)
         return tf.clip_by_value(new, self.minimum, self.maximum)
-
-    def _count_updates(self, ids, applied):
-        self.updates.scatter_add(tf.IndexedSlices(tf.cast(applied, tf.int64), ids))
 
     def values(self) -> np.ndarray:
         """Lambda of every example, float32 [size]."""

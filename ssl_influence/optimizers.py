@@ -86,6 +86,13 @@ def _one_minus_power(beta: float, steps: tf.Tensor) -> tf.Tensor:
     return -tf.math.expm1(steps * tf.constant(math.log(beta), steps.dtype))
 
 
+def _check_choice(bias_correction: str) -> None:
+    if bias_correction not in BIAS_CORRECTIONS:
+        raise config.ConfigError(
+            f"bias_correction={bias_correction!r} is not one of {', '.join(BIAS_CORRECTIONS)}."
+        )
+
+
 def sum_duplicates(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Sums the rows that share an id, with static shapes and in an order of its own.
 
@@ -116,8 +123,20 @@ def sum_duplicates(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
     return ids, totals, first
 
 
+class RowOptimizer(keras.optimizers.Optimizer):
+    """An optimizer whose sparse update reads and writes the named rows alone.
+
+    `update_step` has to sum the rows that share an index, and to leave a row whose gradient is zero
+    as it is.
+    """
+
+    def _deduplicate_sparse_grad(self, grads):
+        # Keras sums duplicates with tf.unique, in the order of the rows and with dynamic shapes.
+        return grads
+
+
 @keras.utils.register_keras_serializable(package="ssl_influence")
-class MAdam(keras.optimizers.Optimizer):
+class MAdam(RowOptimizer):
     """M-Adam as a Keras optimizer, with slots m, v and (if "per_example") t beside each variable.
 
     A dense gradient is masked by 1[g != 0]. For `tf.IndexedSlices` the named rows are summed over
@@ -207,11 +226,6 @@ class MAdam(keras.optimizers.Optimizer):
         )
         return new[: len(old)]
 
-    def _deduplicate_sparse_grad(self, grads):
-        # Keras sums duplicates with tf.unique, in the order of the rows and with shapes that XLA
-        # cannot compile; update_step does it instead.
-        return grads
-
     def get_config(self):
         """Hyperparameters from which `from_config` makes an equal optimizer."""
         return {
@@ -224,11 +238,45 @@ class MAdam(keras.optimizers.Optimizer):
         }
 
 
-def _check_choice(bias_correction: str) -> None:
-    if bias_correction not in BIAS_CORRECTIONS:
-        raise config.ConfigError(
-            f"bias_correction={bias_correction!r} is not one of {', '.join(BIAS_CORRECTIONS)}."
-        )
+@keras.utils.register_keras_serializable(package="ssl_influence")
+class PlainSGD(RowOptimizer):
+    """theta <- theta - alpha g, without state.
+
+    The SGD of Keras keeps a momentum of the variable's size even where momentum is 0, and reads and
+    writes all of it at a sparse update.
+    """
+
+    def __init__(self, learning_rate=0.01, name="PlainSGD", **kwargs):
+        super().__init__(name=name, **{"weight_decay": None, **kwargs})
+        self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def update_step(self, gradient, variable):
+        """Moves the coordinates, or the rows, that `gradient` names."""
+        rate = tf.cast(self.learning_rate, variable.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            ids, g, first = sum_duplicates(gradient.indices, gradient.values)
+            first = tf.reshape(first, [-1] + [1] * (len(variable.shape) - 1))
+            step = tf.where(first, -rate * g, tf.zeros_like(g))
+            variable.scatter_add(tf.IndexedSlices(step, ids))
+        else:
+            variable.assign_sub(rate * gradient)
+
+    def get_config(self):
+        """Hyperparameters from which `from_config` makes an equal optimizer."""
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        return {**super().get_config(), "learning_rate": rate}
+
+
+def make_weight_optimizer(settings: config.WeightConfig) -> keras.optimizers.Optimizer:
+    """What moves the example weights: M-Adam, or what the paper's ablation compares it with.
+
+    Adam has the constants of M-Adam, and its moments decay at every update for every example.
+    """
+    if settings.optimizer == "adam":
+        return keras.optimizers.Adam(settings.learning_rate, epsilon=1e-8, jit_compile=False)
+    if settings.optimizer == "sgd":
+        return PlainSGD(settings.learning_rate, jit_compile=False)
+    return MAdam(settings.learning_rate, jit_compile=False)
 
 
 @keras.utils.register_keras_serializable("ssl_influence")

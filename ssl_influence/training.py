@@ -25,12 +25,12 @@ Batch = Mapping[str, Any]
 def make_example_weights(
     config: config_lib.WeightConfig, size: int
 ) -> example_weights_lib.ExampleWeights:
-    """Lambda for examples 0 to size - 1, all at the initial weight, moved by M-Adam."""
+    """Lambda for examples 0 to size - 1, all at the initial weight, as `config` moves them."""
     return example_weights_lib.ExampleWeights(
         size,
         initial=config.initial,
         mode=config.weighting,
-        optimizer=optimizers.MAdam(config.learning_rate),
+        optimizer=optimizers.make_weight_optimizer(config),
         minimum=config.minimum,
         maximum=config.maximum,
     )

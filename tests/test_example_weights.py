@@ -18,6 +18,42 @@ def update(weights, ids, gradients, runner="eager"):
     RUNNERS[runner](weights.update)(tf.constant(ids, tf.int64), tf.constant(gradients, tf.float32))
 
 
+def moved_by(name, size, mode="per_example", **settings):
+    moving = config.WeightConfig(optimizer=name, learning_rate=0.1)
+    optimizer = optimizers.make_weight_optimizer(moving)
+    return example_weights.ExampleWeights(size, mode=mode, optimizer=optimizer, **settings)
+
+
+def random_steps(size, rows, count):
+    rng = np.random.default_rng(5)
+    steps = [(rng.integers(0, size, rows), rng.normal(size=rows)) for _ in range(count)]
+    steps[2][1][:2] = np.nan, 0.0
+    steps[3] = (steps[3][0], np.array([0.0, np.inf] * (rows // 2)))
+    return steps
+
+
+def reference(name, size, steps, low, high, rate=0.1):
+    """Weights and counts after the steps, in float64, by the text-book formulas."""
+    lam, m, v, t, counts = (np.full(size, start) for start in (1.0, 0.0, 0.0, 0, 0))
+    for ids, gradients in steps:
+        g = np.zeros(size)
+        np.add.at(g, ids, np.where(np.isfinite(gradients), gradients, 0))
+        if not g.any():
+            continue
+        counts += g != 0
+        moved = g != 0 if name == "m_adam" else np.full(size, True)
+        if name == "sgd":
+            step = rate * g
+        else:
+            t += moved
+            m = np.where(moved, 0.9 * m + 0.1 * g, m)
+            v = np.where(moved, 0.999 * v + 0.001 * g * g, v)
+            m_hat, v_hat = (x / (1 - b ** np.maximum(t, 1)) for x, b in ((m, 0.9), (v, 0.999)))
+            step = rate * m_hat / (np.sqrt(v_hat) + 1e-8)
+        lam = np.where(moved, np.clip(lam - step, low, high), lam)
+    return lam, counts
+
+
 def state_of(weights):
     return [v.numpy() for v in (*weights.variables, *weights.optimizer.variables)]
 
@@ -77,11 +113,68 @@ def test_a_sum_that_overflows_is_left_out():
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_single_mode_sums_the_batch_into_one_weight(runner):
     weights = example_weights.ExampleWeights(6, mode="single", optimizer=keras.optimizers.SGD(0.1))
-    fn = "graph" if runner == "compiled" else runner
-    update(weights, [0, 5, 5], [1.0, 2.0, -0.5], fn)
+    update(weights, [0, 5, 5], [1.0, 2.0, -0.5], runner)
     assert weights.variable.shape == [1]
     np.testing.assert_allclose(weights.values(), [0.75] * 6, atol=1e-7)
     assert weights.update_counts().tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("runner", ["graph", "compiled"])
+@pytest.mark.parametrize("mode", ["per_example", "single"])
+@pytest.mark.parametrize("name", config.WEIGHT_OPTIMIZERS)
+def test_every_weight_optimizer_follows_its_formula(name, mode, runner):
+    weights = moved_by(name, 6, mode, minimum=0.7, maximum=1.2)
+    step = RUNNERS[runner](weights.update)
+    steps = random_steps(6, 4, 8)
+    for ids, gradients in steps:
+        step(tf.constant(ids), tf.constant(gradients, tf.float32))
+    if mode == "single":
+        steps = [(np.zeros_like(ids), gradients) for ids, gradients in steps]
+    (size,) = weights.variable.shape
+    lam, counts = reference(name, size, steps, 0.7, 1.2)
+    assert np.any(lam != 1) and np.any(counts > 1)
+    np.testing.assert_allclose(weights.variable, lam, atol=1e-4)
+    np.testing.assert_array_equal(weights.updates, counts)
+    assert weights.skipped.numpy() == 3
+
+
+@pytest.mark.parametrize("name", config.WEIGHT_OPTIMIZERS)
+def test_an_update_without_a_gradient_moves_nothing(name):
+    weights = moved_by(name, 4)
+    step = tf.function(weights.update)
+    ids = tf.constant([0, 0, 3])
+    step(ids, tf.constant([1.0, 2.0, -1.0]))
+    before = weights.values().copy(), weights.update_counts().copy()
+    step(ids, tf.zeros(3))
+    step(ids, tf.constant([np.nan, 0.0, np.inf]))
+    step(ids, tf.constant([1.0, -1.0, 0.0]))
+    np.testing.assert_array_equal(weights.values(), before[0])
+    np.testing.assert_array_equal(weights.update_counts(), before[1])
+
+
+def test_adam_moves_an_example_that_has_left_the_batch_and_does_not_count_it():
+    moved = {}
+    for name in config.WEIGHT_OPTIMIZERS:
+        weights = moved_by(name, 3, maximum=1.15)
+        update(weights, [0, 1], [1.0, -1.0])
+        update(weights, [2], [1.0])
+        moved[name] = weights.values()[0] < 0.899
+        assert weights.update_counts().tolist() == [1, 1, 1]
+        assert weights.values().max() <= np.float32(1.15)
+    assert moved == {"m_adam": False, "adam": True, "sgd": False}
+
+
+@pytest.mark.parametrize("name", ["m_adam", "sgd"])
+def test_no_operation_of_a_row_update_has_the_size_of_the_table(name):
+    size, rows = 1009, 5
+    weights = moved_by(name, size)
+    specs = tf.TensorSpec([rows], tf.int64), tf.TensorSpec([rows], tf.float32)
+    for step, arguments in ((weights.update, specs), (weights.lookup, specs[:1])):
+        graph = tf.function(step).get_concrete_function(*arguments).graph
+        results = [result for op in graph.get_operations() for result in op.outputs]
+        assert any(result.shape.as_list() == [rows] for result in results)
+        for result in results:
+            assert result.shape.rank is not None and size not in result.shape, result
 
 
 def test_fixed_never_moves():
@@ -124,15 +217,16 @@ def test_momentum_does_not_move_a_row_that_was_left_out():
         np.testing.assert_array_equal(weights.values(), moved)
 
 
-def test_row_order_does_not_change_a_bit():
+@pytest.mark.parametrize("name", config.WEIGHT_OPTIMIZERS)
+def test_row_order_does_not_change_a_bit(name):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 5, 60)
     gradients = rng.normal(size=60) * 10.0 ** rng.integers(-5, 5, 60)
     for mode in ("per_example", "single"):
         states = []
         for order in (np.arange(60), rng.permutation(60), rng.permutation(60)):
-            weights = example_weights.ExampleWeights(5, mode=mode)
-            update(weights, ids[order], gradients[order], "graph")
+            weights = moved_by(name, 5, mode)
+            update(weights, ids[order], gradients[order])
             states.append(state_of(weights))
         for state in states[1:]:
             for a, b in zip(states[0], state, strict=True):
@@ -159,22 +253,21 @@ def test_an_id_outside_the_table_raises_and_changes_nothing(mode, bad):
 
 
 @pytest.mark.parametrize("mode", ["per_example", "single"])
-def test_checkpoint_resumes_bit_for_bit(tmp_path, mode):
-    rng = np.random.default_rng(1)
-    schedule = [(rng.integers(0, 8, 5), rng.normal(size=5)) for _ in range(10)]
-    schedule[2][1][0] = np.nan
-    weights = example_weights.ExampleWeights(8, mode=mode)
-    for i, rows in enumerate(schedule):
+@pytest.mark.parametrize("name", config.WEIGHT_OPTIMIZERS)
+def test_checkpoint_resumes_bit_for_bit(tmp_path, name, mode):
+    steps = random_steps(8, 6, 10)
+    weights = moved_by(name, 8, mode)
+    for i, rows in enumerate(steps):
         if i == 5:
             path = tf.train.Checkpoint(weights=weights).write(str(tmp_path / "ckpt"))
         update(weights, *rows)
-    resumed = example_weights.ExampleWeights(8, mode=mode, initial=3.0)
+    resumed = moved_by(name, 8, mode, initial=3.0)
     tf.train.Checkpoint(weights=resumed).read(path).assert_consumed()
-    for rows in schedule[5:]:
+    for rows in steps[5:]:
         update(resumed, *rows)
     for a, b in zip(state_of(weights), state_of(resumed), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert resumed.skipped.numpy() == 1
+    assert resumed.skipped.numpy() == 4
 
 
 def test_no_rows_change_nothing():

@@ -235,6 +235,54 @@ def test_bad_hyperparameters_are_named(settings):
         optimizers.MAdam(**settings)
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_plain_sgd_is_that_of_keras_without_its_state(runner, sparse):
+    rng = np.random.default_rng(6)
+    start, g = rng.normal(size=(5, 2)), rng.normal(size=(4, 2))
+    ids = tf.constant([3, 0, 3, 4])
+    settings = keras.optimizers.serialize(optimizers.PlainSGD(0.1))
+    ends = []
+    for optimizer in (keras.optimizers.deserialize(settings), keras.optimizers.SGD(0.1)):
+        variable = tf.Variable(start, dtype=tf.float32)
+        optimizer.build([variable])
+
+        @RUNNERS[runner]
+        def apply(g, variable=variable, optimizer=optimizer):
+            gradient = (
+                tf.IndexedSlices(g, ids) if sparse else tf.math.unsorted_segment_sum(g, ids, 5)
+            )
+            optimizer.apply_gradients([(gradient, variable)])
+
+        apply(tf.constant(g, tf.float32))
+        ends.append(variable.numpy())
+    np.testing.assert_allclose(*ends, atol=1e-6)
+    assert np.any(ends[0] != start.astype(np.float32))
+    plain = optimizers.PlainSGD(0.1)
+    plain.build([variable])
+    assert all(v.shape.rank == 0 for v in plain.variables)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    {
+        "m_adam": optimizers.MAdam,
+        "adam": keras.optimizers.Adam,
+        "sgd": optimizers.PlainSGD,
+    }.items(),
+)
+def test_weight_optimizer_is_the_one_that_the_settings_name(name, kind):
+    made = optimizers.make_weight_optimizer(config.WeightConfig(optimizer=name, learning_rate=0.2))
+    assert type(made) is kind
+    assert made.get_config()["learning_rate"] == pytest.approx(0.2)
+    if name == "adam":
+        assert {
+            "beta_1": 0.9,
+            "beta_2": 0.999,
+            "epsilon": 1e-8,
+        }.items() <= made.get_config().items()
+
+
 def test_schedules_hit_their_published_values():
     def at(name, step, warmup=0):
         return float(optimizers.Schedule(name, 0.03, 100, warmup)(step))
