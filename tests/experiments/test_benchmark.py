@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments.benchmarks import pillow_policy, steps, timing, train_step
+from experiments.benchmarks import m_adam, pillow_policy, steps, timing, train_step
 from ssl_influence import config as config_lib
 from tests.experiments.processes import assert_refused, run, succeeded
 
@@ -60,6 +60,41 @@ def test_augment_suite_compares_with_pillow_and_times_the_wait(tmp_path):
     assert "strong_pillow" in table
 
 
+def test_m_adam_suite_names_a_row_and_its_memory_for_every_size(monkeypatch):
+    monkeypatch.setattr(m_adam, "SIZES", {"m_adam": (3, 4), "adam": (3,), "dense": (4,)})
+    monkeypatch.setattr(m_adam, "CALLS", 2)
+    config = config_lib.Config().replace(data={"unlabeled_batch_size": 8})
+    rows = m_adam.measure("times", config, 2)
+    assert set(rows) == {
+        *(f"m_adam_{call}_1e{power}" for call in ("update", "lookup") for power in (3, 4)),
+        *("adam_update_1e3", "dense_update_1e4"),
+    }
+    ratios = timing.ratios(m_adam.RATIOS, rows)
+    growth = rows["m_adam_update_1e4"]["median_s"] / rows["m_adam_update_1e3"]["median_s"]
+    assert ratios["m_adam_update_1e4_over_1e3"]["median_s"] == growth
+    assert {"m_adam_lookup_1e4_over_1e3", "adam_over_m_adam_1e3", "dense_over_m_adam_1e4"} < set(
+        ratios
+    )
+    (held,) = m_adam.measure("memory_dense_1e4", config, 1).items()
+    assert held[0] == "dense_update_1e4" and held[1]["peak_memory_bytes"] > 1e8
+    named = [name for ratio in m_adam.RATIOS.values() for name in (ratio.top, ratio.bottom)]
+    assert "m_adam_update_1e8" in named and "memory_m_adam_1e8" in m_adam.CASES
+
+
+def test_m_adam_suite_measures_a_case_as_a_process():
+    arguments = ["--suite=m_adam", "--case=memory_m_adam_1e4", "--unlabeled_batch_size=8"]
+    measured = json.loads(succeeded(run("benchmark", *arguments)).stdout)
+    assert measured["rows"]["m_adam_update_1e4"]["peak_memory_bytes"] > 1e8
+
+
+@pytest.mark.parametrize("kind", ["adam", "dense"])
+def test_yardsticks_of_m_adam_move_their_rows(kind):
+    config = config_lib.Config().replace(data={"unlabeled_batch_size": 4})
+    variable, call = m_adam.yardstick(kind, 6, config.weights)
+    call(tf.constant([4, 1, 4, 2]), tf.constant([1.0, -1.0, 1.0, 0.0]))
+    np.testing.assert_allclose(variable, [1, 1.01, 1, 1, 0.99, 1], atol=1e-6)
+
+
 WRONG = {
     "no suite": ([], "--suite"),
     "unknown suite": (["--suite=everything"], "everything"),
@@ -73,6 +108,11 @@ WRONG = {
         ["--suite=train_step", "--target_forward=separate"],
         "measures both",
     ),
+    "an optimizer that is compared anyway": (
+        ["--suite=m_adam", "--weight_optimizer=adam"],
+        "leave it out",
+    ),
+    "no table": (["--suite=m_adam", "--weighting=single"], "use per_example"),
     "missing folder": (["--suite=augment", "--json=/dev/null/a/b.json"], "make the folder"),
     "stray argument": (["--suite=augment", "now"], "'now'"),
 }
