@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,10 +12,12 @@ from ssl_influence import (
     averages,
     config as config_lib,
     example_weights as example_weights_lib,
+    head_rows,
     optimizers,
 )
-from ssl_influence.influence import solve_info, weight_gradients
+from ssl_influence.influence import all_variables, solve_info, weight_gradients
 from ssl_influence.methods import base
+from ssl_influence.models import registry as models
 
 _log = logging.getLogger("ssl_influence")
 
@@ -45,7 +47,8 @@ class BilevelTrainer(tf.Module):
 
     where a_l, c_r, ell_S and ell_U come from the method. A weight step moves lambda_u of the batch
     by M-Adam along dL_V/dlambda_u = -grad L_V^T (H + damping I)^-1 c_u grad ell_U(u)
-    (eq:influence), taken over the last layer, in closed form.
+    (eq:influence). By default theta is the last layer there, in closed form; see
+    config.WeightConfig for other variables and ways to invert H.
 
     Args:
       model: a keras.Model that maps inputs to (features [B, D], logits [B, C]), where logits is a
@@ -56,11 +59,14 @@ class BilevelTrainer(tf.Module):
       config: `weights`, `optimizer`, `train.train_steps` and `train.jit_compile` are read.
       optimizer: replaces the one that `config.optimizer` names.
       head: the Dense layer; None finds the layer called "head", or else the model's last Dense
-        layer.
+        layer. One with a single unit f is the binary head, of logits (f/2, -f/2).
+      last_block: the variables that influence_params=last_block is over; None are those of
+        models.registry.last_block.
 
     Raises:
       ConfigError: the model has no Dense layer to serve as head, it has an activation, or (at the
-        first step) the logits are not head(features).
+        first step) the logits are not head(features); influence_params=last_block of a model whose
+        last block is not known; or inverse_hessian=exact over too many variables.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class BilevelTrainer(tf.Module):
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
         head: keras.layers.Dense | None = None,
+        last_block: Sequence[tf.Variable] | None = None,
     ):
         super().__init__(name="bilevel_trainer")
         self.model = model
@@ -88,6 +95,7 @@ class BilevelTrainer(tf.Module):
                 "The model has Dropout, whose random state no checkpoint holds: a resumed run will "
                 "differ from one that was not stopped."
             )
+        self._binary = self.head.units == 1
         self.optimizer = optimizer or optimizers.make_optimizer(
             config.optimizer, config.train.train_steps
         )
@@ -96,6 +104,7 @@ class BilevelTrainer(tf.Module):
         if config.optimizer.ema_variables == "all":
             followed = [v for v in model.variables if v.dtype.is_floating]
         self.ema = averages.ExponentialMovingAverage(followed, config.optimizer.ema_decay)
+        self._influence_variables = self._variables_of_influence(last_block)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._l2 = [(v, self.l2_of(v)) for v in model.trainable_variables if self.l2_of(v)]
@@ -150,11 +159,17 @@ class BilevelTrainer(tf.Module):
 
         Nothing moves. See `weight_gradients.last_layer` for shapes, dtypes and errors.
         """
-        config = self.config.weights
+        kernel = tf.convert_to_tensor(self.head.kernel)
+        if self.head.use_bias:
+            kernel = tf.concat([kernel, tf.convert_to_tensor(self.head.bias)[tf.newaxis]], axis=0)
+        labeled, unlabeled = output.labeled_head, output.unlabeled_head
+        if self._binary:
+            labeled, unlabeled = map(_of_binary_head, (labeled, unlabeled))
+            validation_logits = validation_logits[:, :1] - validation_logits[:, 1:]
         return weight_gradients.last_layer(
-            output.labeled_head,
+            labeled,
             output.supervised_coefficient,
-            output.unlabeled_head,
+            unlabeled,
             output.unsupervised_coefficient,
             example_weight,
             validation_features,
@@ -163,9 +178,9 @@ class BilevelTrainer(tf.Module):
             l2=self.l2_of(self.head.kernel),
             l2_bias=self.l2_of(self.head.bias) if self.head.use_bias else 0.0,
             use_bias=self.head.use_bias,
-            damping=config.damping,
-            method="auto" if config.inverse_hessian == "exact" else config.inverse_hessian,
-            tolerance=config.cg_tolerance,
+            kernel=kernel,
+            settings=self.config.weights,
+            seed=self._solver_seed(),
         )
 
     def l2_of(self, variable: tf.Variable) -> float:
@@ -188,12 +203,10 @@ class BilevelTrainer(tf.Module):
         return self._descend(batch, lambda output: {})
 
     def _bilevel_step_impl(self, batch, validation):
-        return self._descend(batch, lambda output: self._move_weights(output, validation))
+        return self._descend(batch, lambda output: self._move_weights(output, batch, validation))
 
     def _weight_step_impl(self, batch, validation):
-        forward = self._passes(contextlib.nullcontext)
-        output = self._keeping_statistics(lambda: self.method(forward, batch, self.step))
-        return self._move_weights(output, validation)
+        return self._move_weights(self._rows_of(batch), batch, validation)
 
     def _descend(self, batch, before_loss):
         with tf.GradientTape() as tape:
@@ -219,27 +232,78 @@ class BilevelTrainer(tf.Module):
         named = {**terms, **output.metrics}
         return {**{f"train/{name}": value for name, value in named.items()}, **reported}
 
-    def _move_weights(self, output, validation):
-        config = self.config.weights
+    def _move_weights(self, output, batch, validation):
         weight = self.example_weights.lookup(output.example_id)
-        if config.validation_batch_norm == "batch":
-            features, logits = self._keeping_statistics(lambda: self._forward(validation["inputs"]))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._influence_variables)
+            features, logits = self._on_validation(validation["inputs"])
+            validation_loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(
+                    validation["label"], tf.cast(logits, tf.float32), from_logits=True
+                )
+            )
+        if self._influence_variables:
+            slope = tape.gradient(
+                validation_loss, self._influence_variables, unconnected_gradients="zero"
+            )
+            gradient, info = self._gradient_over_variables(batch, weight, slope)
         else:
-            features, logits = self.model(validation["inputs"], training=False)
-        gradient, info = self.weight_gradient(output, weight, features, logits, validation["label"])
+            gradient, info = self.weight_gradient(
+                output, weight, features, logits, validation["label"]
+            )
         # A row whose gradient is exactly zero stays where it is, moments included: M-Adam's mask.
         usable = info.converged
         self.skipped_weight_steps.assign_add(tf.cast(~usable, tf.int64))
         self.example_weights.update(
             output.example_id, tf.where(usable, gradient, tf.zeros_like(gradient))
         )
-        validation_loss = keras.losses.sparse_categorical_crossentropy(
-            validation["label"], tf.cast(logits, tf.float32), from_logits=True
-        )
         return {
-            "weights/validation_loss": tf.reduce_mean(validation_loss),
+            "weights/validation_loss": validation_loss,
             "weights/solver_iterations": tf.cast(info.iterations, tf.float32),
         }
+
+    def _on_validation(self, inputs):
+        if self.config.weights.validation_batch_norm == "batch":
+            return self._keeping_statistics(lambda: self._forward(inputs))
+        features, logits = self.model(inputs, training=False)
+        return features, logits
+
+    def _gradient_over_variables(self, batch, example_weight, validation_gradient):
+        """As `weight_gradient`, by derivatives of the whole network in the mode it trains in."""
+        variables = self._influence_variables
+        objective = all_variables.Objective(
+            lambda: self._rows_of(batch),
+            example_weight,
+            variables,
+            list(map(self.l2_of, variables)),
+        )
+        return weight_gradients.over(
+            objective,
+            validation_gradient,
+            settings=self.config.weights,
+            seed=self._solver_seed(),
+        )
+
+    def _rows_of(self, batch):
+        """The method's output, without a trace in the model's moving statistics."""
+        forward = self._passes(contextlib.nullcontext)
+        return self._keeping_statistics(lambda: self.method(forward, batch, self.step))
+
+    def _solver_seed(self):
+        seed = tf.constant(self.config.train.seed, tf.int32)
+        return tf.stack([seed, tf.cast(self.step, tf.int32)])
+
+    def _variables_of_influence(self, last_block):
+        """Those that derivatives are taken by; none where the last layer has its closed form."""
+        config = self.config.weights
+        if config.weighting == "fixed" or config.influence_params == "last_layer":
+            return []
+        variables = self.model.trainable_variables
+        if config.influence_params == "last_block":
+            variables = last_block or models.last_block(self.model)
+        if config.inverse_hessian == "exact":
+            all_variables.check_exact(variables)
+        return list(variables)
 
     def _passes(self, unrecorded: Callable[[], contextlib.AbstractContextManager]) -> base.Forward:
         """What a method may call; `unrecorded` opens a context in which no tape records."""
@@ -271,6 +335,8 @@ class BilevelTrainer(tf.Module):
         few = tf.nest.map_structure(lambda tensor: tensor[:2], batch["labeled"]["inputs"])
         features, logits = self.model(few, training=False)
         expected = tf.cast(self.head(features), tf.float32)
+        if self._binary:
+            expected = tf.concat([expected / 2, -expected / 2], axis=1)
         error = tf.reduce_max(tf.abs(expected - tf.cast(logits, tf.float32)))
         scale = 1.0 + tf.reduce_max(tf.abs(expected))
         if not error <= 1e-2 * scale:
@@ -290,6 +356,12 @@ def _find_head(model: keras.Model) -> keras.layers.Dense:
             "The model has no Dense layer among model.layers to serve as head: pass head=."
         )
     return (named or dense)[-1]
+
+
+def _of_binary_head(rows: head_rows.HeadRows) -> head_rows.HeadRows:
+    """Rows of logits (f/2, -f/2) as those of f alone."""
+    gradient = (rows.gradient[:, :1] - rows.gradient[:, 1:]) / 2
+    return head_rows.HeadRows(rows.features, rows.logits[:, :1] - rows.logits[:, 1:], gradient)
 
 
 def _is_kernel(variable: tf.Variable) -> bool:

@@ -112,7 +112,7 @@ def expected_gradient(trainer, batch, validation):
         validation["label"],
         l2=0.01,
         l2_bias=0.0,
-        damping=0.1,
+        settings=config_lib.WeightConfig(damping=0.1),
     )
     return output.example_id.numpy(), gradient.numpy()
 

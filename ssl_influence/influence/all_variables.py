@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import inverse_hvp, products, solve_info
+from ssl_influence.influence import inverse_hvp, products, sampling, solve_info
 from ssl_influence.per_example import products as per_example_products
 
 CURVATURES = config.CURVATURES
@@ -77,8 +77,7 @@ class Objective:
             return products.hvp(self.value, self.variables)
         if curvature != "gauss_newton":
             raise ValueError(f"curvature={curvature!r} is not one of {', '.join(CURVATURES)}.")
-        weighted = self._weighted_product()
-        row_weight = self._row_weight(self.output_fn())
+        weighted, row_weight = self._weighted_product()
         return lambda vector: weighted(vector, row_weight)
 
     def sampled_product(self, rows: int, seed: tf.Tensor) -> Callable[..., products.Vector]:
@@ -88,9 +87,41 @@ class Objective:
           rows: how many, with replacement, out of all; its expectation is the whole matrix.
           seed: [2] integers; with the iteration it determines what is drawn.
         """
-        weighted = self._weighted_product()
-        row_weight = self._row_weight(self.output_fn())
-        return lambda vector, j: weighted(vector, row_weight * _counts(row_weight, rows, seed, j))
+        weighted, row_weight = self._weighted_product()
+        return lambda vector, j: weighted(
+            vector, row_weight * sampling.counts(row_weight, rows, seed, j)
+        )
+
+    def exact(
+        self, rhs: products.Vector, curvature: str, damping: float, tolerance: float
+    ) -> tuple[products.Vector, solve_info.SolveInfo]:
+        """Forms the matrix of `product` and factorizes it.
+
+        Raises:
+          ConfigError: the variables have more than EXACT_LIMIT parameters.
+          SolveError: in eager mode, if it is singular, indefinite or not finite.
+        """
+        del tolerance
+        check_exact(self.variables)
+        matrix = inverse_hvp.dense(self.product(curvature), rhs)
+        return inverse_hvp.exact(matrix, rhs, damping=damping)
+
+    def conjugate_gradient(
+        self,
+        rhs: products.Vector,
+        curvature: str,
+        damping: float,
+        tolerance: float,
+        iterations: int,
+    ) -> tuple[products.Vector, solve_info.SolveInfo]:
+        """Conjugate gradients on `product`."""
+        return inverse_hvp.conjugate_gradient(
+            self.product(curvature),
+            rhs,
+            damping=damping,
+            tolerance=tolerance,
+            max_iterations=iterations,
+        )
 
     def outer_product(
         self, rhs: products.Vector, damping: float
@@ -99,11 +130,15 @@ class Objective:
 
         It is of rank n: conjugate gradients get there in n + 1 steps, and form no g_i.
         """
-        row_weight = self._row_weight(self.output_fn())
+        row_weight = []
+
+        def losses_fn():
+            output = self.output_fn()
+            row_weight.append(self._row_weight(output))
+            return _losses(output)
+
         of_rows = products.gauss_newton_product(
-            lambda: _losses(self.output_fn()),
-            lambda losses, tangent: tf.cast(row_weight, losses.dtype) * tangent,
-            self.variables,
+            losses_fn, lambda losses, tangent: row_weight[0] * tangent, self.variables
         )
         answer, info = inverse_hvp.conjugate_gradient(
             self._with_l2(of_rows), rhs, damping=damping, max_iterations=1000
@@ -124,7 +159,8 @@ class Objective:
         kept = [tf.TensorArray(v.dtype, steps, element_shape=v.shape) for v in self.variables]
 
         def body(k, kept):
-            kept = [array.write(k, tf.identity(v)) for array, v in zip(kept, self.variables)]
+            values = [tf.identity(v) for v in self.variables]
+            kept = [array.write(k, value) for array, value in zip(kept, values, strict=True)]
             with tf.GradientTape() as tape:
                 value = self.value()
             slopes = tape.gradient(value, self.variables, unconnected_gradients="zero")
@@ -163,23 +199,26 @@ class Objective:
             variable.assign(value)
 
     def _weighted_product(self):
-        """(v, w) -> the Gauss-Newton matrix of rows weighted by w, and the L2, times v."""
-        weight = []
+        """(v, w) -> the Gauss-Newton matrix of rows weighted by w, and the L2, times v; and w."""
+        of_objective, weight = [], []
+
+        def outputs_fn():
+            output = self.output_fn()
+            of_objective.append(self._row_weight(output))
+            return _outputs(output)
 
         def of_outputs(outputs, tangent):
             return self.curvature(outputs, tangent, weight[-1])
 
         of_rows = self._with_l2(
-            products.gauss_newton_product(
-                lambda: _outputs(self.output_fn()), of_outputs, self.variables
-            )
+            products.gauss_newton_product(outputs_fn, of_outputs, self.variables)
         )
 
         def product(vector, row_weight):
             weight.append(row_weight)
             return of_rows(vector)
 
-        return product
+        return product, of_objective[0]
 
     def _with_l2(self, product):
         def with_l2(vector):
@@ -194,6 +233,17 @@ class Objective:
         weight = tf.cast(self.example_weight, unsupervised.dtype)
         supervised = tf.stop_gradient(output.supervised_coefficient)
         return tf.concat([supervised, unsupervised * weight], axis=0)
+
+
+def check_exact(variables: Sequence[tf.Variable]) -> None:
+    """Raises ConfigError if the variables have more parameters than a Hessian is formed for."""
+    size = sum(variable.shape.num_elements() for variable in variables)
+    if size > EXACT_LIMIT:
+        raise config.ConfigError(
+            f"inverse_hessian=exact would form a Hessian of {size:,} x {size:,} numbers, "
+            f"{4e-9 * size**2:,.3g} GB: use inverse_hessian=cg, or influence_params=last_layer, "
+            "whose Hessian has a closed form."
+        )
 
 
 def loss_curvature(loss_fn: Callable[[tf.Tensor], tf.Tensor]) -> Curvature:
@@ -216,15 +266,6 @@ def loss_curvature(loss_fn: Callable[[tf.Tensor], tf.Tensor]) -> Curvature:
         return row_weight[:, tf.newaxis] * found
 
     return curvature
-
-
-def _counts(row_weight, rows, seed, iteration):
-    """How often each row is drawn, times what makes its mean 1."""
-    n = tf.shape(row_weight)[0]
-    seed = tf.cast(seed, tf.int32) + tf.stack([0, iteration])
-    drawn = tf.random.stateless_uniform([rows], seed, 0, n, tf.int32)
-    counts = tf.reduce_sum(tf.one_hot(drawn, n, dtype=row_weight.dtype), axis=0)
-    return counts * tf.cast(n, row_weight.dtype) / rows
 
 
 def _outputs(output):

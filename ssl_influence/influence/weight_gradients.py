@@ -1,9 +1,32 @@
-"""The derivative of the validation loss by each example weight (eq. influence)."""
+"""The derivative of the validation loss by each example weight (eq. influence).
+
+    dL_V/dlambda_r = -c_r <S, grad ell_r>,      (H + damping I) S = grad L_V
+
+`last_layer` is the paper's method: theta is the classifier head, H is exact, without autodiff. The
+others are for any variables: `over` for an objective, `of_model` for a plain Keras model and loss.
+All take the solvers of the paper's Table A1 by the settings of a `config.WeightConfig`, of which
+they read inverse_hessian with its own settings, damping and curvature.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from ssl_influence import head_rows
-from ssl_influence.influence import softmax_head, solve_info
+from ssl_influence import config, head_rows
+from ssl_influence.influence import (
+    all_variables,
+    inverse_hvp,
+    last_layer_system,
+    softmax_head,
+    solve_info,
+)
+from ssl_influence.per_example import recording
+
+_LAST_LAYER = config.WeightConfig()
+_ANY = config.WeightConfig(inverse_hessian="cg")
+
+Gradient = tuple[tf.Tensor, solve_info.SolveInfo]
 
 
 def last_layer(
@@ -19,11 +42,10 @@ def last_layer(
     l2: float | tf.Tensor = 0.0,
     l2_bias: float | tf.Tensor = 0.0,
     use_bias: bool = True,
-    damping: float | tf.Tensor = 0.0,
-    method: str = "auto",
-    tolerance: float = 1e-6,
-    max_iterations: int | None = None,
-) -> tuple[tf.Tensor, solve_info.SolveInfo]:
+    kernel: tf.Tensor | None = None,
+    settings: config.WeightConfig = _LAST_LAYER,
+    seed: tf.Tensor | Sequence[int] = (0, 0),
+) -> Gradient:
     """dL_V/dlambda of every unlabeled row, where theta is the last layer alone.
 
     The objective is sum_l a_l ell_S(l) + sum_r coef_r lambda_r ell_U(r) + 1/2 l2 |kernel|^2 +
@@ -35,21 +57,23 @@ def last_layer(
     so that no gradient of a single example is ever formed.
 
     Args:
-      labeled: HeadRows of B_l rows. Their gradient is not used.
+      labeled: HeadRows of B_l rows. Their gradient is used by outer_product and unrolled alone.
       labeled_coefficient: a_l, [B_l].
-      unlabeled: HeadRows of R rows. The gradient g_r is that of the row's own loss.
+      unlabeled: HeadRows of R rows. The gradient g_r is that of the row's own loss. Logits and
+        gradients [R, 1] are those of the binary head, see `softmax_head`.
       unlabeled_coefficient: coef_r [R], what multiplies the loss beside lambda: w(t) m_r / (K B_u).
       example_weight: lambda of the row's example, [R].
       validation_features: [B_v, D].
-      validation_logits: [B_v, C].
+      validation_logits: [B_v, C], or [B_v, 1].
       validation_label: class ids, integer [B_v].
-      l2: coupled L2 of the kernel, a scalar or [D].
+      l2: coupled L2 of the kernel, a scalar or [D] (a scalar for outer_product).
       l2_bias: coupled L2 of the bias.
       use_bias: the head has a bias, which takes part.
-      damping: added to the diagonal of H, the bias included.
-      method: see `softmax_head.solve`, as are tolerance and max_iterations.
-      tolerance: relative residual of conjugate gradients.
-      max_iterations: of conjugate gradients.
+      kernel: the head's weights [D, C], with the bias as one more row if it has one; needed by
+        unrolled where l2 is not 0.
+      settings: inverse_hessian (cg preconditioned; exact direct where it fits) and what belongs to
+        it; damping is added to the diagonal, the bias's included.
+      seed: [2] integers; with it lissa draws the same rows again.
 
     Returns:
       The derivative [R], in the dtype of the solve (float32, or float64 for float64 features), and
@@ -60,7 +84,6 @@ def last_layer(
       SolveError: in eager mode, if the Hessian is singular, indefinite or not finite.
     """
     features = _with_bias(tf.concat([labeled.features, unlabeled.features], axis=0), use_bias)
-    logits = tf.concat([labeled.logits, unlabeled.logits], axis=0)
     dtype = tf.float64 if features.dtype == tf.float64 else tf.float32
     coefficient = tf.cast(unlabeled_coefficient, dtype)
     weight = tf.concat(
@@ -72,17 +95,16 @@ def last_layer(
         validation_label,
         1.0 / tf.cast(tf.shape(validation_logits)[0], dtype),
     )
-    direction, info = softmax_head.solve(
-        features,
-        logits,
-        weight,
-        validation_gradient,
-        l2=_row_l2(l2, l2_bias, use_bias, tf.shape(labeled.features)[1], dtype),
-        damping=damping,
-        method=method,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
+    system = last_layer_system.LastLayer(
+        features=tf.cast(features, dtype),
+        logits=tf.cast(tf.concat([labeled.logits, unlabeled.logits], axis=0), dtype),
+        gradient=tf.cast(tf.concat([labeled.gradient, unlabeled.gradient], axis=0), dtype),
+        weight=weight,
+        l2=l2,
+        l2_bias=l2_bias if use_bias else None,
+        kernel=kernel,
     )
+    direction, info = _solve(system, validation_gradient, settings, seed)
     rows = tf.cast(_with_bias(unlabeled.features, use_bias), dtype)
     alignment = tf.reduce_sum(
         tf.matmul(rows, direction) * tf.cast(unlabeled.gradient, dtype), axis=1
@@ -90,15 +112,173 @@ def last_layer(
     return -coefficient * alignment, info
 
 
+def over(
+    objective: all_variables.Objective,
+    validation_gradient: Sequence[tf.Tensor],
+    *,
+    settings: config.WeightConfig = _ANY,
+    seed: tf.Tensor | Sequence[int] = (0, 0),
+) -> Gradient:
+    """dL_V/dlambda of every unlabeled row of an objective, over the objective's variables.
+
+    Args:
+      objective: what theta minimizes.
+      validation_gradient: grad L_V, one tensor a variable.
+      settings: see `last_layer`; curvature is that of the objective, "gauss_newton" or "hessian".
+      seed: [2] integers; with it lissa draws the same rows again.
+
+    Returns:
+      The derivative [R], in the dtype of the losses, and SolveInfo. Where the solve did not
+      converge in a graph, do not use the derivative.
+
+    Raises:
+      ConfigError: "exact" is asked for more than `all_variables.EXACT_LIMIT` parameters.
+      SolveError: in eager mode, if an exact Hessian is singular, indefinite or not finite.
+    """
+    direction, info = _solve(objective, list(validation_gradient), settings, seed)
+    return objective.influence(direction), info
+
+
+def of_model(
+    model: Callable[..., Any],
+    labeled: tuple[Any, Any],
+    unlabeled: tuple[Any, Any],
+    validation: tuple[Any, Any],
+    loss_fn: Callable[[tf.Tensor, Any], tf.Tensor],
+    *,
+    example_weight: tf.Tensor | None = None,
+    variables: Sequence[Any] | None = None,
+    l2: float = 0.0,
+    settings: config.WeightConfig = _ANY,
+    seed: tf.Tensor | Sequence[int] = (0, 0),
+) -> Gradient:
+    """dL_V/dlambda for a plain Keras model that is trained on
+
+        L = mean_l ell(l) + mean_u lambda_u ell(u) + l2/2 |theta|^2,      L_V = mean_v ell(v)
+
+    Positive where more weight on u would raise the validation loss: u hurts; where it is negative
+    u helps. The model is called with training=False.
+
+    Args:
+      model: a Keras model (tf_keras or Keras 3) with one output [n, C].
+      labeled: inputs and targets, any nests.
+      unlabeled: inputs, and what stands for their targets, as pseudo-labels; constants.
+      validation: inputs and targets.
+      loss_fn: (outputs [n, C], targets) -> ell [n].
+      example_weight: lambda [B_u]; None is 1 for all.
+      variables: theta; None is model.trainable_variables.
+      l2: coupled L2 of theta.
+      settings: see `over`. "gauss_newton" takes the curvature of `loss_fn` by autodiff.
+      seed: see `over`.
+
+    Returns:
+      As `over`.
+
+    Raises:
+      ConfigError: as `over`; or losses are not [n].
+    """
+    variables = list(model.trainable_variables if variables is None else variables)
+    variables = [recording.as_variable(v) for v in variables]
+    inputs = tf.nest.map_structure(lambda *x: tf.concat(x, 0), labeled[0], unlabeled[0])
+    targets = tf.nest.map_structure(lambda *x: tf.concat(x, 0), labeled[1], unlabeled[1])
+    rows = [tf.shape(tf.nest.flatten(part[1])[0])[0] for part in (labeled, unlabeled)]
+
+    def output_fn():
+        outputs = model(inputs, training=False)
+        losses = _one_each(loss_fn(outputs, targets))
+        supervised, unsupervised = tf.split(losses, rows)
+        return all_variables.Rows(
+            supervised,
+            tf.ones_like(supervised) / tf.cast(rows[0], losses.dtype),
+            unsupervised,
+            tf.ones_like(unsupervised) / tf.cast(rows[1], losses.dtype),
+            *map(all_variables.Outputs, tf.split(outputs, rows)),
+        )
+
+    with tf.GradientTape() as tape:
+        losses = _one_each(loss_fn(model(validation[0], training=False), validation[1]))
+        validation_loss = tf.reduce_mean(losses)
+    gradient = tape.gradient(validation_loss, variables, unconnected_gradients="zero")
+    objective = all_variables.Objective(
+        output_fn,
+        tf.ones([rows[1]]) if example_weight is None else example_weight,
+        variables,
+        [l2] * len(variables),
+        all_variables.loss_curvature(lambda outputs: loss_fn(outputs, targets)),
+    )
+    return over(objective, gradient, settings=settings, seed=seed)
+
+
+def _solve(system, rhs, settings, seed):
+    """S and SolveInfo. A system is a LastLayer or an Objective; both have the same methods."""
+    damping, curvature = settings.damping, settings.curvature
+    name = settings.inverse_hessian
+    if name == "exact":
+        return system.exact(rhs, curvature, damping, settings.cg_tolerance)
+    if name == "identity":
+        return inverse_hvp.identity(rhs, damping=damping)
+    if name == "outer_product":
+        return system.outer_product(rhs, damping)
+    if name == "cg":
+        return system.conjugate_gradient(
+            rhs, curvature, damping, settings.cg_tolerance, settings.cg_iterations
+        )
+    product = system.product(curvature)
+    if name == "neumann":
+        return inverse_hvp.neumann(
+            product,
+            rhs,
+            terms=settings.neumann_terms,
+            step=settings.neumann_step,
+            damping=damping,
+        )
+    if name == "lissa":
+        sampled = system.sampled_product(settings.lissa_rows, tf.convert_to_tensor(seed))
+        scale = settings.lissa_scale
+        if scale is None:
+            scale = _scale_of_samples(sampled, rhs, damping)
+        return inverse_hvp.lissa(
+            sampled,
+            rhs,
+            iterations=settings.lissa_iterations,
+            scale=scale,
+            damping=damping,
+            hvp=product,
+        )
+    step = settings.unroll_step
+    if step is None:
+        step = 1.0 / _bound(product, rhs, damping)
+    product_at = system.descent(settings.unroll_steps, step, damping)
+    return inverse_hvp.unrolled(
+        lambda vector, k: product_at(vector, k, curvature),
+        rhs,
+        step=step,
+        damping=damping,
+        steps=settings.unroll_steps,
+    )
+
+
+def _bound(product, rhs, damping):
+    """Above the largest eigenvalue of H + damping, by a margin for the estimate's shortfall."""
+    return 1.1 * inverse_hvp.largest_eigenvalue(product, rhs) + damping
+
+
+def _scale_of_samples(sampled, rhs, damping, samples=4):
+    """Twice the largest eigenvalue of a few samples: others of them may exceed it."""
+    bounds = [
+        _bound(lambda v, j=j: sampled(v, tf.constant(-1 - j)), rhs, damping) for j in range(samples)
+    ]
+    return 2.0 * tf.reduce_max(bounds)
+
+
+def _one_each(losses):
+    if losses.shape.rank != 1:
+        raise config.ConfigError(
+            f"loss_fn gives losses of shape {losses.shape}: it must keep one for each row, [n]."
+        )
+    return losses
+
+
 def _with_bias(features, use_bias):
     features = tf.convert_to_tensor(features)
     return tf.concat([features, tf.ones_like(features[:, :1])], axis=1) if use_bias else features
-
-
-def _row_l2(l2, l2_bias, use_bias, d, dtype):
-    l2, l2_bias = (
-        tf.cast(v, dtype) if tf.is_tensor(v) else tf.convert_to_tensor(v, dtype)
-        for v in (l2, l2_bias)
-    )
-    rows = tf.broadcast_to(l2, [d])
-    return tf.concat([rows, l2_bias[tf.newaxis]], axis=0) if use_bias else rows

@@ -1,7 +1,6 @@
 """Per-example gradients of convolution kernels.
 
-With x [B, *spatial, C_in] the input and g [B, *out, C_out] the gradient by the output, example b
-has
+With x [B, *spatial, C_in] the input, g [B, *out, C_out] the gradient by the output, example b has
 
     G_b[o, ci, co] = sum_p x_pad[b, stride p + dilation o, ci] g[b, p, co]
 
@@ -9,15 +8,14 @@ for each offset o of the kernel. The methods differ in how they sum; `auto` time
 shape.
 """
 
+import concurrent.futures
 import itertools
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
@@ -57,9 +55,10 @@ def kernel_gradients(
       x: inputs [B, *spatial, C_in], float32 or float64.
       g: gradient by the outputs, [B, *out, C_out].
       shape: of the convolution.
-      method: "shifted_matmul": a batched matrix product for each offset; "im2col": one product with
-        all patches laid out; "vectorized_map": `loop`; "auto": the fastest for the shape on this
-        machine, measured at its first use ("shifted_matmul" where the shape is not known).
+      method: "shifted_matmul": a batched matrix product for each offset. "im2col": one product with
+        all patches laid out, which takes as much more memory as the kernel has offsets.
+        "vectorized_map": `loop`. "auto": the fastest for the shape on this machine, measured at its
+        first use ("shifted_matmul" where the shape is not known).
       loop: (x, g) -> the same by tf.vectorized_map.
 
     Returns:
@@ -99,44 +98,54 @@ def check_method(method: str) -> None:
 
 
 def _shifted_matmul(x, g, shape):
-    rows, channels = _grouped(g, shape.groups)
+    rows = _grouped(g, shape)
     parts = [
-        tf.matmul(_grouped(part, shape.groups)[0], rows, transpose_a=True)
-        for part in _shifts(x, g, shape)
+        tf.matmul(_grouped(part, shape), rows, transpose_a=True) for part in _shifts(x, g, shape)
     ]
     stacked = parts[0][:, tf.newaxis] if len(parts) == 1 else tf.stack(parts, axis=1)
-    return _ungrouped(stacked, x, channels, shape)
+    return _as_kernel(stacked, shape)
 
 
 def _im2col(x, g, shape):
-    rows, channels = _grouped(g, shape.groups)
-    patches = tf.stack([_grouped(part, shape.groups)[0] for part in _shifts(x, g, shape)], axis=-2)
-    *lead, positions, offsets, inputs = _sizes(patches)
-    patches = tf.reshape(patches, [*lead, positions, offsets * inputs])
-    product = tf.matmul(patches, rows, transpose_a=True)
-    product = tf.reshape(product, [*lead, offsets, inputs, channels // shape.groups])
+    """Gathers all patches, a row of channels at a time and by offsets, as the kernel wants them."""
+    lengths = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in _axes(g, shape)]
+    x = _padded(x, shape, lengths, lengths)
+    batch, channels = _sizes(x)[0], x.shape[-1]
+    index = tf.zeros([], tf.int32)
+    for axis, (n, k, s, d) in enumerate(_axes(g, shape)):
+        place = d * tf.range(k, dtype=tf.int32)[:, tf.newaxis] + s * tf.range(
+            n, dtype=tf.int32
+        )  # [k, n]
+        ahead = len(shape.size) - axis - 1  # [k, ..., n, ...] from all axes together
+        index = index * lengths[axis] + tf.reshape(
+            place, [*([1] * axis), k, *([1] * ahead), *([1] * axis), n, *([1] * ahead)]
+        )
+    index = tf.reshape(index, [math.prod(shape.size), -1])
+    patches = tf.gather(tf.reshape(x, [batch, -1, channels]), index, axis=1)
     if shape.groups > 1:
-        product = tf.transpose(product, [0, 2, 1, 3, 4])
-    return _ungrouped(product, x, channels, shape)
+        *lead, channels = _sizes(patches)
+        patches = tf.reshape(patches, [*lead, shape.groups, channels // shape.groups])
+        patches = tf.transpose(patches, [0, 1, 3, 2, 4])
+    rows = _grouped(g, shape)[:, tf.newaxis]
+    return _as_kernel(tf.matmul(patches, rows, transpose_a=True), shape)
 
 
-def _grouped(rows, groups):
-    """[B, *spatial, C] as [B, P, C], or [B, groups, P, C / groups]; and C."""
-    sizes = _sizes(rows)
-    channels = sizes[-1]
-    positions = _product(sizes[1:-1])
-    if groups == 1:
-        return tf.reshape(rows, [sizes[0], positions, channels]), channels
-    rows = tf.reshape(rows, [sizes[0], positions, groups, channels // groups])
-    return tf.transpose(rows, [0, 2, 1, 3]), channels
+def _grouped(rows, shape):
+    """[B, *spatial, C] as [B, P, C], or [B, groups, P, C / groups]."""
+    batch, channels = _sizes(rows)[0], rows.shape[-1]
+    if shape.groups == 1:
+        return tf.reshape(rows, [batch, -1, channels])
+    rows = tf.reshape(rows, [batch, -1, shape.groups, channels // shape.groups])
+    return tf.transpose(rows, [0, 2, 1, 3])
 
 
-def _ungrouped(stacked, x, channels, shape):
-    """[B, offsets, (groups,) C_in / groups, C_out / groups] as the kernel's shape."""
+def _as_kernel(products, shape):
+    """[B, offsets, (groups,) C_in / groups, C_out / groups] in the kernel's shape."""
     if shape.groups > 1:
-        stacked = tf.transpose(stacked, [0, 1, 3, 2, 4])
-    inputs = x.shape[-1] // shape.groups
-    return tf.reshape(stacked, [_sizes(x)[0], *shape.size, inputs, channels])
+        products = tf.transpose(products, [0, 1, 3, 2, 4])
+    batch, inputs = _sizes(products)[0], products.shape[2]
+    outputs = products.shape[-1] * shape.groups
+    return tf.reshape(products, [batch, *shape.size, inputs, outputs])
 
 
 def _shifts(x, g, shape):
@@ -145,51 +154,51 @@ def _shifts(x, g, shape):
     Strides are taken by splitting each axis in its phases once: slices with a step are slow.
     """
     rank = len(shape.size)
-    out = _sizes(g)[1 : 1 + rank]
-    spatial = _sizes(x)[1:-1]
-    reach = [(n - 1) * s for n, s in zip(out, shape.strides, strict=True)]
-    paddings, phased = [[0, 0]], []
-    for n, k, d, s, span, outs in zip(
-        spatial, shape.size, shape.dilation, shape.strides, reach, out, strict=True
-    ):
-        extent = (k - 1) * d
-        before = {
-            "valid": 0,
-            "same": _at_least_0(span + extent + 1 - n) // 2,
-            "causal": extent,
-        }[shape.padding]
-        # As long as the slices below need: whole strides, from phase 0 of the first position on.
-        blocks = outs + extent // s
-        length = blocks * s if s > 1 else span + extent + 1
-        if s > 1 or shape.padding != "valid":
-            after = length - n - before
-            paddings.append([before, _at_least_0(after)])
-        else:
-            paddings.append([0, 0])
-        phased.append((s, blocks, length))
-    paddings.append([0, 0])
-    x = tf.pad(x, paddings)
-    x = x[(slice(None), *(slice(0, length) for _, _, length in phased))]
-    batch, channels = _sizes(x)[0], _sizes(x)[-1]
-    if any(s > 1 for s in shape.strides):
-        split = [
-            batch,
-            *itertools.chain(
-                *((blocks, s) if s > 1 else (length, 1) for s, blocks, length in phased)
-            ),
-            channels,
-        ]
-        x = tf.reshape(x, split)
-        phases = [2 + 2 * axis for axis in range(rank)]
-        places = [1 + 2 * axis for axis in range(rank)]
-        x = tf.transpose(x, [*phases, 0, *places, 1 + 2 * rank])
+    axes = list(_axes(g, shape))
+    blocks = [n + (k - 1) * d // s for n, k, s, d in axes]
+    lengths = [b * s for b, (_, _, s, _) in zip(blocks, axes, strict=True)]
+    x = _padded(x, shape, [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in axes], lengths)
+    batch, channels = _sizes(x)[0], x.shape[-1]
+    split = itertools.chain(*zip(blocks, shape.strides, strict=True))
+    x = tf.reshape(x, [batch, *split, channels])
+    if max(shape.strides) > 1:
+        x = tf.transpose(x, [*range(2, 2 + 2 * rank, 2), 0, *range(1, 2 * rank, 2), 1 + 2 * rank])
     else:
-        x = tf.reshape(x, [*([1] * rank), batch, *_sizes(x)[1:-1], channels])
+        x = tf.reshape(x, [*shape.strides, batch, *blocks, channels])
     for offset in itertools.product(*map(range, shape.size)):
         places = [o * d for o, d in zip(offset, shape.dilation, strict=True)]
         phase = tuple(p % s for p, s in zip(places, shape.strides, strict=True))
-        starts = [p // s for p, s in zip(places, shape.strides, strict=True)]
-        yield x[phase][(slice(None), *(slice(a, a + n) for a, n in zip(starts, out, strict=True)))]
+        window = (slice(p // s, p // s + n) for p, (n, _, s, _) in zip(places, axes, strict=True))
+        yield x[phase][(slice(None), *window)]
+
+
+def _axes(g, shape):
+    """For each axis: number of outputs, size of the kernel, stride, dilation."""
+    outputs = _sizes(g)[1 : 1 + len(shape.size)]
+    return zip(outputs, shape.size, shape.strides, shape.dilation, strict=True)
+
+
+def _padded(x, shape, reach, lengths):
+    """The input as the convolution pads it, cut or filled up with zeros to `lengths`.
+
+    Args:
+      x: [B, *spatial, C].
+      shape: of the convolution.
+      reach: how much of each padded axis the convolution reads.
+      lengths: at least that.
+    """
+    paddings = [[0, 0]]
+    for n, k, d, read, length in zip(
+        _sizes(x)[1:-1], shape.size, shape.dilation, reach, lengths, strict=True
+    ):
+        before = {
+            "valid": lambda: 0,
+            "same": lambda read=read, n=n: _at_least_0(read - n) // 2,
+            "causal": lambda k=k, d=d: (k - 1) * d,
+        }[shape.padding]()
+        paddings.append([before, _at_least_0(length - n - before)])
+    padded = tf.pad(x, [*paddings, [0, 0]])
+    return padded[(slice(None), *(slice(0, length) for length in lengths))]
 
 
 def _auto(x, g, shape, methods):
@@ -197,23 +206,30 @@ def _auto(x, g, shape, methods):
         return "shifted_matmul"
     signature = (tuple(x.shape), tuple(g.shape), x.dtype.name, shape, x.device)
     if signature not in _fastest:
-        with tf.init_scope():  # really compute, also where a graph is being built
-            x, g = tf.ones(x.shape, x.dtype), tf.ones(g.shape, g.dtype)
-            seconds = {name: _seconds(tf.function(f), x, g) for name, f in methods.items()}
+        # In a thread of its own TensorFlow is in eager mode and differentiates, whatever graph or
+        # tape this one is in; tf.init_scope would only do the first.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            seconds = thread.submit(_all_seconds, methods, x.shape, g.shape, x.dtype).result()
         _fastest[signature] = min(seconds, key=seconds.get)
         _log.debug("Convolution %s on %s: %s.", shape, x.shape, seconds)
     return _fastest[signature]
 
 
-def _seconds(function, x, g, repeats=3):
-    """Median over repeats, after the call that traces."""
-    np.asarray(function(x, g))
+def _all_seconds(methods, x_shape, g_shape, dtype):
+    x, g = tf.ones(x_shape, dtype), tf.ones(g_shape, dtype)
+    functions = {name: tf.function(f, autograph=False) for name, f in methods.items()}
+    return {name: _seconds(function, x, g) for name, function in functions.items()}
+
+
+def _seconds(function, x, g, repeats=4):
+    """The least of some calls, after the one that traces."""
+    function(x, g).numpy()
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        np.asarray(function(x, g))
+        function(x, g).numpy()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return min(seconds)
 
 
 def _sizes(tensor):
@@ -226,10 +242,6 @@ def _sizes(tensor):
             size = dynamic[axis]
         sizes.append(size)
     return sizes
-
-
-def _product(sizes):
-    return math.prod(sizes) if all(isinstance(n, int) for n in sizes) else tf.reduce_prod(sizes)
 
 
 def _at_least_0(value):

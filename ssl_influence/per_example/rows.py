@@ -72,7 +72,8 @@ def gradients(
         _refuse_batch_norm(model, method, chunk_size)
     result = predicted_bytes(variables, batch, chunk_size)
     if result is not None:
-        require_memory(result, memory_limit, variables, batch)
+        size = sum(math.prod(v.shape) for v in variables)
+        require_memory(result, memory_limit, f"{batch} gradients by {size:,} parameters")
     of_chunk = {
         "kernels": functools.partial(_by_kernels, conv_method=conv_method),
         "vectorized_map": functools.partial(_mapped, _vectorized),
@@ -102,15 +103,20 @@ def predicted_bytes(
     return batch * sum(sizes) + part + (rows * sum(sizes) if rows < batch else 0)
 
 
-def require_memory(needed: int, limit: int | None, variables: Sequence[Any], batch: int) -> None:
-    """Raises ConfigError if `needed` bytes are above the limit, or what the machine can give."""
+def require_memory(needed: int, limit: int | None, what: str) -> None:
+    """Raises ConfigError if `needed` bytes are above the limit, or what the machine can give.
+
+    Args:
+      needed: in bytes.
+      limit: in bytes; None is `free_memory`.
+      what: that needs them, for the message.
+    """
     available = free_memory() if limit is None else limit
     if available is not None and needed > available:
-        size = sum(math.prod(v.shape) for v in variables)
         raise config.ConfigError(
-            f"The gradients of {batch} examples by {size:,} parameters need {needed / 1e9:,.3g} GB "
-            f"and {available / 1e9:,.3g} GB are to be had: take fewer examples or variables at a "
-            "time, or per_example.dots, which forms none of them."
+            f"{what} would need {needed / 1e9:,.3g} GB, and {available / 1e9:,.3g} GB are to be "
+            "had: take fewer rows or variables at a time, or per_example.dots, which forms no "
+            "gradient."
         )
 
 

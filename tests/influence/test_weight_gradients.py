@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ssl_influence import head_rows
+from ssl_influence import config, head_rows
 from ssl_influence.influence import solve_info, weight_gradients
+
+UNDAMPED = config.WeightConfig(damping=0.0)
 
 
 def softmax(z):
@@ -87,8 +89,9 @@ class ConvexHead:
 
     def influence(self, dtype=np.float64, runner=lambda fn: fn, **settings):
         """dL_V/dlambda per example: rows of one id are summed."""
-        settings = {"l2": self.l2, "l2_bias": self.l2_bias, "use_bias": self.use_bias, **settings}
-        fn = runner(lambda args: weight_gradients.last_layer(*args, **settings))
+        penalties = {"l2": self.l2, "l2_bias": self.l2_bias, "use_bias": self.use_bias}
+        settings = config.WeightConfig(**{"damping": 0.0, **settings})
+        fn = runner(lambda args: weight_gradients.last_layer(*args, **penalties, settings=settings))
         gradient, info = fn(self.arguments(dtype))
         return np.bincount(self.example_id, gradient, len(self.weight)), info
 
@@ -104,8 +107,7 @@ def test_equals_the_central_difference_of_retraining(l2_bias, use_bias):
         ) / 2e-4
     for settings in (
         {"runner": tf.function},
-        {"method": "cg", "tolerance": 1e-12, "runner": tf.function},
-        {"method": "inverse"},
+        {"inverse_hessian": "cg", "cg_tolerance": 1e-12, "runner": tf.function},
     ):
         found, info = head.influence(**settings)
         assert info.converged
@@ -138,23 +140,27 @@ def test_damping_is_that_of_the_solve(compile_it):
 
 def test_l2_may_differ_between_the_rows_of_the_kernel():
     head = ConvexHead(0.05, 0.02, True)
-    found, _ = head.influence(l2=tf.constant([0.05] * 4, tf.float64))
-    np.testing.assert_allclose(found, head.influence()[0], atol=1e-14)
-    other, _ = head.influence(l2=np.array([0.5, 0.05, 0.05, 0.05]))
+    expected, _ = head.influence()
+    head.l2 = tf.constant([0.05] * 4, tf.float64)
+    found, _ = head.influence()
+    np.testing.assert_allclose(found, expected, atol=1e-14)
+    head.l2 = np.array([0.5, 0.05, 0.05, 0.05])
+    other, _ = head.influence()
     assert np.abs(found - other).max() > 1e-5
 
 
 @pytest.mark.parametrize("runner", [lambda fn: fn, tf.function])
 def test_no_unlabeled_rows_give_no_derivatives(runner):
     head = ConvexHead(0.05, 0.0, True, unlabeled=0)
-    gradient, info = runner(lambda a: weight_gradients.last_layer(*a, l2=0.05))(head.arguments())
+    fn = runner(lambda a: weight_gradients.last_layer(*a, l2=0.05, settings=UNDAMPED))
+    gradient, info = fn(head.arguments())
     assert gradient.shape == [0] and info.converged
 
 
 def test_masked_rows_have_no_influence_and_zero_weights_do():
     head = ConvexHead(0.05, 0.0, True)
     head.weight[0] = 0
-    gradient, _ = weight_gradients.last_layer(*head.arguments(), l2=0.05)
+    gradient, _ = weight_gradients.last_layer(*head.arguments(), l2=0.05, settings=UNDAMPED)
     np.testing.assert_array_equal(gradient.numpy()[head.coefficient == 0], 0)
     assert np.all(gradient.numpy()[head.coefficient > 0] != 0)
 
@@ -164,18 +170,22 @@ def test_a_singular_head_raises_in_eager_mode_and_is_reported_in_a_graph():
     args = list(head.arguments())
     args[1], args[3] = 0 * args[1], 0 * args[3]
     with pytest.raises(solve_info.SolveError, match="Raise damping"):
-        weight_gradients.last_layer(*args)
-    gradient, info = tf.function(weight_gradients.last_layer)(*args)
+        weight_gradients.last_layer(*args, settings=UNDAMPED)
+    fn = tf.function(lambda *a: weight_gradients.last_layer(*a, settings=UNDAMPED))
+    gradient, info = fn(*args)
     assert not info.converged and np.all(np.isfinite(gradient))
 
 
-@pytest.mark.parametrize("method", ["cholesky", "cg"])
-def test_the_training_batch_may_be_of_unknown_size(method):
+@pytest.mark.parametrize("inverse_hessian", ["exact", "cg"])
+def test_the_training_batch_may_be_of_unknown_size(inverse_hessian):
     args = ConvexHead(0.05, 0.0, True).arguments()
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), tuple(args)
     )
-    settings = {"l2": 0.05, "method": method, "tolerance": 1e-13}
-    fn = tf.function(lambda *a: weight_gradients.last_layer(*a, **settings), input_signature=specs)
-    expected, _ = weight_gradients.last_layer(*args, l2=0.05)
+    settings = config.WeightConfig(damping=0.0, inverse_hessian=inverse_hessian, cg_tolerance=1e-13)
+    fn = tf.function(
+        lambda *a: weight_gradients.last_layer(*a, l2=0.05, settings=settings),
+        input_signature=specs,
+    )
+    expected, _ = weight_gradients.last_layer(*args, l2=0.05, settings=UNDAMPED)
     np.testing.assert_allclose(fn(*args)[0], expected, atol=1e-12)

@@ -348,7 +348,7 @@ def test_recurrent_layers_have_no_kernel_but_their_products_are_right():
         ({"chunk_size": 0}, "chunk_size=0 is out of range"),
         ({"chunk_size": 2, "training": True}, "chunk_size=2 with training=True"),
         ({"method": "loop", "training": True}, "method='loop' with training=True"),
-        ({"memory_limit": 1000}, "5 examples by .* parameters need .*e-05 GB and 1e-06 GB"),
+        ({"memory_limit": 1000}, "5 gradients by .* parameters would need .*e-05 GB, and 1e-06 GB"),
         ({"variables": [tf.Variable(1.0, name="mine")]}, "'mine:0' belongs to no layer"),
     ],
 )
