@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tf_keras as keras
 
-from ssl_influence.models import seeds
+from ssl_influence.models import heads, seeds
 
 layers = keras.layers
 
@@ -15,8 +15,9 @@ def build(
     seed: int,
     *,
     hidden_units: Sequence[int] = (100, 100),
+    head: str = "softmax",
 ) -> keras.Model:
-    """Fully connected ReLU layers and a softmax head; the defaults are the paper's.
+    """Fully connected ReLU layers and a linear head; the defaults are the paper's.
 
     The paper does not name the initial values: kernels are Glorot-uniform and biases zero.
 
@@ -25,23 +26,28 @@ def build(
       num_classes: C.
       seed: the same seed gives the same weights, bit for bit.
       hidden_units: width of each hidden layer; the last one is D.
+      head: "softmax", with (D + 1) C parameters, or "binary", with D + 1; see `heads.logits`.
 
     Returns:
       A model from float inputs [B, *input_shape] to `[features [B, D], logits [B, C]]`, both in
-      the variables' precision: float32, under a mixed-precision policy too. The layer that gives
-      the logits is named "head".
+      the variables' precision: float32, under a mixed-precision policy too. The Dense layer on
+      the features is named "head".
+
+    Raises:
+      ConfigError: for an unknown head, or a binary one and another number of classes than 2.
     """
     precision = keras.mixed_precision.global_policy().variable_dtype
     stream = seeds.initializer_seeds(seed)
 
-    def dense(units: int, **kwargs) -> layers.Layer:
-        initializer = keras.initializers.GlorotUniform(seed=next(stream))
-        return layers.Dense(units, kernel_initializer=initializer, **kwargs)
+    def initializer() -> keras.initializers.Initializer:
+        return keras.initializers.GlorotUniform(seed=next(stream))
 
     inputs = layers.Input(tuple(input_shape), name="inputs")
     x = layers.Flatten(name="flatten")(inputs) if len(input_shape) > 1 else inputs
     for index, units in enumerate(hidden_units):
-        x = dense(units, activation="relu", name=f"hidden_{index}")(x)
+        x = layers.Dense(
+            units, activation="relu", kernel_initializer=initializer(), name=f"hidden_{index}"
+        )(x)
     features = layers.Activation("linear", dtype=precision, name="features")(x)
-    logits = dense(num_classes, dtype=precision, name="head")(features)
+    logits = heads.logits(features, num_classes, head, initializer(), precision)
     return keras.Model(inputs, [features, logits], name="mlp")

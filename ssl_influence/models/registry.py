@@ -1,7 +1,9 @@
 """From a `ModelConfig` to a model."""
 
+import re
 from collections.abc import Sequence
 
+import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import config
@@ -39,7 +41,45 @@ def build(
             width=model_config.width,
             filters=model_config.filters,
             batch_norm_momentum=model_config.batch_norm_momentum,
+            head=model_config.head,
         )
     if model_config.name == "mlp":
-        return mlp.build(input_shape, num_classes, seed, hidden_units=model_config.hidden_units)
+        return mlp.build(
+            input_shape,
+            num_classes,
+            seed,
+            hidden_units=model_config.hidden_units,
+            head=model_config.head,
+        )
     raise config.ConfigError(f"model={model_config.name!r} has no builder: use wide_resnet or mlp.")
+
+
+def last_block(model: keras.Model) -> list[tf.Variable]:
+    """The trainable variables of the last block and the last layer of a model built here.
+
+    They are those of the last residual block of a Wide-ResNet with the BatchNorm that follows it,
+    or of the last hidden layer of an MLP, and of the head. The paper takes the influence of one of
+    its comparisons over "the last ResNet block and the classification layers".
+
+    Returns:
+      A part of `model.trainable_variables`, in their order.
+
+    Raises:
+      ConfigError: for a model whose layers are not named as they are here.
+    """
+    names = [layer.name for layer in model.layers]
+    blocks = [
+        found[0] for name in names if (found := re.match(r"stage\d+_block\d+_|hidden_\d+$", name))
+    ]
+    if not blocks or "head" not in names:
+        raise config.ConfigError(
+            f"The last block of model {model.name!r} is not known, as its layers are not those of "
+            "a wide_resnet or mlp of this library: use influence_params=last_layer or all."
+        )
+    chosen = {
+        id(variable)
+        for layer in model.layers
+        if layer.name.startswith(blocks[-1]) or layer.name in ("final_norm", "head")
+        for variable in layer.trainable_variables
+    }
+    return [variable for variable in model.trainable_variables if id(variable) in chosen]

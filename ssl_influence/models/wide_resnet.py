@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tf_keras as keras
 
 from ssl_influence import config
-from ssl_influence.models import seeds
+from ssl_influence.models import heads, seeds
 
 layers = keras.layers
 
@@ -29,12 +29,14 @@ def build(
     width: int = 2,
     filters: int = 16,
     batch_norm_momentum: float = 0.999,
+    head: str = "softmax",
 ) -> keras.Model:
     """WRN-depth-width: a stem, three stages of (depth - 4) / 6 blocks, mean pooling, a linear head.
 
     Stage s = 0, 1, 2 has filters * width * 2^s channels. Stages 1 and 2 halve the image, rounding
     up, so that images of any size work. With 10 classes WRN-28-2 has 1,469,642 trainable parameters
-    and 3,616 moving statistics.
+    and 3,616 moving statistics; with 2 classes 1,468,610 parameters, or 1,468,481 with the binary
+    head.
 
     Args:
       input_shape: (height, width, channels) of one image.
@@ -44,14 +46,16 @@ def build(
       width: the widening factor.
       filters: channels of the stem.
       batch_norm_momentum: share of the old value that BatchNorm's moving statistics keep in a step.
+      head: "softmax", with (D + 1) C parameters, or "binary", with D + 1; see `heads.logits`.
 
     Returns:
       A model from float images [B, height, width, channels] to `[features [B, D], logits [B, C]]`,
       with D = 4 filters width, both in the variables' precision: float32, under a mixed-precision
-      policy too. The layer that gives the logits is named "head".
+      policy too. The Dense layer on the features is named "head".
 
     Raises:
-      ConfigError: for a depth, width, number of filters or input shape that makes no such network.
+      ConfigError: for a depth, width, number of filters or input shape that makes no such network,
+        and for a binary head and another number of classes than 2.
     """
     config.ModelConfig(
         name="wide_resnet",
@@ -59,6 +63,7 @@ def build(
         width=width,
         filters=filters,
         batch_norm_momentum=batch_norm_momentum,
+        head=head,
     )
     if len(input_shape) != 3:
         raise config.ConfigError(
@@ -103,10 +108,6 @@ def build(
             )
     x = activation(x, "final")
     features = layers.GlobalAveragePooling2D(dtype=precision, name="features")(x)
-    logits = layers.Dense(
-        num_classes,
-        kernel_initializer=keras.initializers.GlorotNormal(seed=next(stream)),
-        dtype=precision,
-        name="head",
-    )(features)
+    initializer = keras.initializers.GlorotNormal(seed=next(stream))
+    logits = heads.logits(features, num_classes, head, initializer, precision)
     return keras.Model(inputs, [features, logits], name=f"wide_resnet_{depth}_{width}")

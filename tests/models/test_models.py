@@ -1,5 +1,7 @@
 """The networks: sizes, shapes, initial values and structure."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -232,6 +234,99 @@ def test_settings_that_make_no_network_are_refused():
         registry.build(config.ModelConfig(name="mlp"), (None,), 3, 0)
     with pytest.raises(config.ConfigError, match="input_shape"):
         registry.build(config.ModelConfig(name="mlp"), (), 3, 0)
+
+
+BINARY = [
+    config.ModelConfig(depth=10, width=1, filters=4, head="binary"),
+    config.ModelConfig(name="mlp", head="binary"),
+]
+
+
+@pytest.mark.parametrize("model_config", BINARY)
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_binary_head_gives_half_of_f_with_both_signs(model_config, policy):
+    previous = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = registry.build(model_config, (8, 8, 1), 2, 0)
+    finally:
+        keras.mixed_precision.set_global_policy(previous)
+    features, logits = model(images(3, 8, 8, 1))
+    head = model.get_layer("head")
+    f = features @ head.kernel + head.bias
+    assert f.shape == (3, 1) and features.dtype == logits.dtype == tf.float32
+    np.testing.assert_allclose(logits, np.hstack([f / 2, -f / 2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("model_config", BINARY)
+def test_binary_head_has_half_the_parameters_of_the_layer(model_config):
+    def count(head):
+        of_head = dataclasses.replace(model_config, head=head)
+        model = registry.build(of_head, (8, 8, 1), 2, 0)
+        return model.count_params(), model.get_layer("head").count_params()
+
+    (two, two_layer), (one, one_layer) = count("softmax"), count("binary")
+    assert two_layer == 2 * one_layer and two - one == one_layer
+
+
+def test_wrn_28_2_parameters_of_two_classes():
+    for head, parameters in (("softmax", 1_468_610), ("binary", 1_468_481)):
+        model = registry.build(config.ModelConfig(head=head), (32, 32, 3), 2, 0)
+        assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == parameters
+
+
+@pytest.mark.parametrize("form", ["keras", "SavedModel"])
+def test_a_saved_binary_model_needs_none_of_this_library(form, tmp_path):
+    model = registry.build(BINARY[1], (2,), 2, 0)
+    x = images(3, 2)
+    if form == "keras":
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    else:
+        tf.saved_model.save(model, str(tmp_path / "model"))
+        loaded = tf.saved_model.load(str(tmp_path / "model"))
+    for found, expected in zip(loaded(x), model(x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_binary_head_is_for_two_classes():
+    for model_config in BINARY:
+        with pytest.raises(config.ConfigError, match="head=binary.*num_classes=3"):
+            registry.build(model_config, (8, 8, 1), 3, 0)
+    with pytest.raises(config.ConfigError, match="head='linear'"):
+        mlp.build((2,), 2, 0, head="linear")
+
+
+def names(variables):
+    return [variable.name.split("/")[0] for variable in variables]
+
+
+@pytest.mark.parametrize("head", config.HEADS)
+def test_last_block_of_an_mlp_is_its_last_hidden_layer_and_the_head(head):
+    model_config = config.ModelConfig(name="mlp", hidden_units=(3,) * 11, head=head)
+    model = registry.build(model_config, (2,), 2, 0)
+    assert names(registry.last_block(model)) == ["hidden_10"] * 2 + ["head"] * 2
+
+
+@pytest.mark.parametrize("depth, has_shortcut", [(10, True), (16, False)])
+def test_last_block_of_a_wide_resnet_is_what_follows_the_block_before(depth, has_shortcut):
+    model_config = config.ModelConfig(depth=depth, width=1, filters=4)
+    model = registry.build(model_config, (8, 8, 1), 3, 0)
+    block = f"stage2_block{(depth - 10) // 6}"
+    parts = [f"{block}_{part}" for part in ("0_norm", "0_conv", "1_norm", "1_conv")]
+    expected = {*parts, "final_norm", "head"} | ({f"{block}_shortcut"} if has_shortcut else set())
+    found = registry.last_block(model)
+    assert set(names(found)) == expected and len(found) == 2 * len(expected)
+    inputs = [layer for layer in model.layers if layer.name.endswith("_add")][-2].output
+    tail = keras.Model(inputs, model.outputs)
+    assert {id(v) for v in tail.trainable_variables} == {id(v) for v in found}
+
+
+def test_last_block_of_an_unknown_model_is_refused():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="head")(inputs), name="mine")
+    with pytest.raises(config.ConfigError, match="'mine'.*influence_params=last_layer or all"):
+        registry.last_block(model)
 
 
 def test_mlp_builds_without_a_registry():
