@@ -11,6 +11,14 @@ and p_i at the moved point) alike. It is exact while targets, masks and directio
 squared loss on probabilities or an added entropy term has another curvature than J.
 
 A bias is one more row of the kernel, whose feature is 1. Matrices are row-major over kernel[d, c].
+
+Logits [n, 1] mean the binary head (the paper's appendix): f = x^T theta' with theta' = theta_1 -
+theta_2, the logits (f/2, -f/2), p = sigmoid(f) the probability of class 0 and y its target. The
+loss is that of the two-logit head, g = p - y and J = p (1 - p): the same formulas with a single p,
+and no common shift of the classes. The influence is that of the two-logit head too, if l2 and
+damping here are half of those there, because |theta_1|^2 + |theta_2|^2 = |theta_1 - theta_2|^2 / 2
++ |theta_1 + theta_2|^2 / 2, and the loss leaves the sum at 0.
+
 Everything is computed in float64 if features or logits are, else in float32.
 """
 
@@ -23,12 +31,13 @@ from ssl_influence import config
 from ssl_influence.influence import solve_info
 
 METHODS = ("auto", "cholesky", "cg", "woodbury", "inverse")
-# Largest D * C that "auto" solves directly. On 2 CPU cores, float32, n = 700 and damping 0.01,
-# cholesky took 0.01, 0.03, 0.14, 0.74 and 3.0 s at D * C = 330, 650, 1290, 2500 and 4000; cg took
-# 0.01 to 0.04 s, up to 0.2 s where predictions are confident. Direct wins on time below 500 only,
-# but does not depend on the conditioning: at damping 1e-4 cg takes hundreds of iterations, and at
-# 1e-6 it may not get there.
-DIRECT_LIMIT = 2500
+# "auto" solves directly up to the first D * C; up to the second it does so where cg falls short. On
+# 2 CPU cores, float32, n = 700 and damping 0.01, cholesky took 3.5, 6, 18, 55, 80 and 400 ms at
+# D * C = 130, 330, 650, 1000, 1290 and 2500; cg took 5, 3.4, 4, 9, 7 and 14 ms, and 7 to 25 ms at
+# damping 1e-4. Direct answers depend less on the conditioning.
+DIRECT_SIZE = 500
+FALLBACK_SIZE = 2500
+FALLBACK_ITERATIONS = 200
 CG_ITERATIONS = 1000
 
 
@@ -39,19 +48,23 @@ def gradient(
 
     Args:
       features: X [n, D].
-      logits: [n, C].
-      targets: q, class ids (integer [n]) or distributions [n, C].
+      logits: [n, C], or [n, 1] of the binary head.
+      targets: q, class ids (integer [n]) or distributions [n, C]; for the binary head class ids,
+        probabilities of class 0 [n, 1], or distributions [n, 2].
       sample_weight: w [n], or a scalar for all rows.
 
     Returns:
-      X^T [w * (P - Q)], [D, C]. Its rows sum to zero over the classes.
+      X^T [w * (P - Q)], [D, C]. Its rows sum to zero over the classes (not for the binary head).
     """
     x, logits = _rows(features, logits)
     targets = tf.convert_to_tensor(targets)
     if targets.shape.rank == 1:
-        targets = tf.one_hot(targets, tf.shape(logits)[1], dtype=x.dtype)
+        depth = 2 if _is_binary(logits) else tf.shape(logits)[1]
+        targets = tf.one_hot(targets, depth, dtype=x.dtype)
+    if _is_binary(logits):
+        targets = targets[:, :1]
     weight = _cast(sample_weight, x.dtype) * tf.ones_like(x[:, 0])
-    error = tf.nn.softmax(logits) - _cast(targets, x.dtype)
+    error = _probabilities(logits) - _cast(targets, x.dtype)
     return tf.matmul(x, weight[:, tf.newaxis] * error, transpose_a=True)
 
 
@@ -75,7 +88,7 @@ def hessian(
     """
     x, logits = _rows(features, logits)
     weight = _cast(sample_weight, x.dtype)
-    return _matrix(x, tf.nn.softmax(logits), weight, _row_diagonal(l2, x))
+    return _matrix(x, _probabilities(logits), weight, _row_diagonal(l2, x))
 
 
 def hessian_vector_product(
@@ -101,7 +114,7 @@ def hessian_vector_product(
     x, logits = _rows(features, logits)
     weight = _cast(sample_weight, x.dtype)
     vector = _cast(vector, x.dtype)
-    return _product(x, tf.nn.softmax(logits), weight, _row_diagonal(l2, x), vector)
+    return _product(x, _probabilities(logits), weight, _row_diagonal(l2, x), vector)
 
 
 def solve(
@@ -131,12 +144,13 @@ def solve(
       l2: scalar or [D].
       damping: added to the whole diagonal.
       method: "cholesky": O((D C)^3), refined twice. "cg": matrix-free conjugate gradients,
-        preconditioned by X^T W X (x) mean J + mean(l2 + damping) I. "woodbury": O((n C)^3), for few
-        rows; needs w >= 0 and l2 + damping > 0. "inverse": an explicit inverse from all
-        eigenvalues, the reference. "auto": "cholesky" up to D * C = 2500, then "cg".
+        preconditioned; where D > n they run in the n dimensions that the rows span. "woodbury":
+        O((n C)^3), for few rows; needs w >= 0 and l2 + damping > 0. "inverse": an explicit inverse
+        from all eigenvalues, the reference. "auto": "cholesky" up to D * C = 500, then "cg", with
+        "cholesky" where that falls short up to D * C = 2500.
       tolerance: relative residual at which cg stops. A direct method has converged below
         max(tolerance, sqrt(machine epsilon)).
-      max_iterations: of cg; None is 1000.
+      max_iterations: of cg; None is 1000 (200 where "auto" has "cholesky" in reserve).
       initial: where cg starts, [D, C]; None is 0.
 
     Returns:
@@ -153,44 +167,53 @@ def solve(
         raise config.ConfigError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     x, logits = _rows(features, logits)
     weight, rhs = _cast(sample_weight, x.dtype), _cast(rhs, x.dtype)
-    p = tf.nn.softmax(logits)
-    if method == "auto":
-        d, c = x.shape[1], p.shape[1]
-        method = "cholesky" if d and c and d * c <= DIRECT_LIMIT else "cg"
+    p = _probabilities(logits)
     system = _System(x, p, weight, _row_diagonal(l2, x) + _cast(damping, x.dtype))
+    size = x.shape[1] * p.shape[1] if x.shape[1] and p.shape[1] else float("inf")
+    falls_back = method == "auto" and DIRECT_SIZE < size <= FALLBACK_SIZE
+    if method == "auto":
+        method = "cholesky" if size <= DIRECT_SIZE else "cg"
+    accepted = max(tolerance, _epsilon(x.dtype) ** 0.5)
 
     # In units of the right-hand side: its square may underflow.
     unit = tf.reduce_max(tf.abs(rhs))
     rhs = tf.math.divide_no_nan(rhs, unit)
-    shift = tf.reduce_mean(rhs, axis=1, keepdims=True)
+    shift = _shift(rhs)
     rest = rhs - shift
+    solver = tf.constant(solve_info.SOLVERS.index(method))
     if method == "cg":
         start = tf.zeros_like(rhs) if initial is None else _cast(initial, x.dtype)
         start = tf.math.divide_no_nan(start, unit)
         limit = CG_ITERATIONS if max_iterations is None else max_iterations
+        limit = min(limit, FALLBACK_ITERATIONS) if falls_back else limit
         attempt = _conjugate_gradients(system, rest, start, tolerance, limit)
     else:
-        solver = {"cholesky": _cholesky, "woodbury": _woodbury, "inverse": _inverse}[method]
-        attempt = solver(system, rest)
+        direct = {"cholesky": _cholesky, "woodbury": _woodbury, "inverse": _inverse}[method]
+        attempt = direct(system, rest)
+    if falls_back:
+        error = tf.norm(rest - system.times(attempt.answer))
+        enough = attempt.done & (error <= accepted * tf.norm(rest))
+        attempt = tf.cond(enough, lambda: attempt, lambda: _cholesky(system, rest))
+        solver = tf.where(enough, solver, solve_info.SOLVERS.index("cholesky"))
     answer = _without_shift(attempt.answer) + tf.math.divide_no_nan(shift, system.diagonal)
 
     residual = tf.math.divide_no_nan(tf.norm(rhs - system.times(answer)), tf.norm(rhs))
     answer = tf.ensure_shape(answer * unit, rhs.shape)
     finite = tf.math.is_finite(residual) & tf.reduce_all(tf.math.is_finite(answer))
-    accepted = max(tolerance, _epsilon(x.dtype) ** 0.5)
     converged = attempt.done & finite & (residual <= accepted)
     info = solve_info.SolveInfo(
         residual=tf.where(finite, residual, tf.constant(float("inf"), x.dtype)),
         iterations=attempt.iterations,
         negative_curvature=attempt.negative_curvature,
         converged=converged,
-        solver=tf.constant(solve_info.SOLVERS.index(method)),
+        solver=solver,
     )
     if tf.executing_eagerly():
-        cut_short = max_iterations is not None and method == "cg" and bool(finite)
+        is_cg = info.method == "cg"
+        cut_short = max_iterations is not None and is_cg and bool(finite)
         if not (info.converged or (cut_short and not info.negative_curvature)):
             raise solve_info.SolveError(_failure(info))
-    usable = finite if method == "cg" else converged
+    usable = converged | (finite & (solver == solve_info.SOLVERS.index("cg")))
     return tf.where(usable, answer, tf.zeros_like(answer)), info
 
 
@@ -215,6 +238,8 @@ class _System(NamedTuple):
     def lifted_matrix(self):
         """The matrix, with the shift lifted by the mean of its diagonal, to stay in scale."""
         matrix = _matrix(*self)
+        if _is_binary(self.p):
+            return matrix
         d, c = tf.shape(self.x)[1], tf.shape(self.p)[1]
         lift = tf.reduce_mean(tf.abs(tf.linalg.diag_part(matrix))) / tf.cast(c, matrix.dtype)
         shift = lift * tf.eye(d, dtype=matrix.dtype)[:, tf.newaxis, :, tf.newaxis]
@@ -273,8 +298,11 @@ def _woodbury(system, rhs):
     done = tf.reduce_all(diagonal > 0) & tf.reduce_all(weight >= 0)
     diagonal = tf.where(diagonal > 0, diagonal, tf.ones_like(diagonal))
     weighted = tf.sqrt(tf.maximum(weight, 0))[:, tf.newaxis] * x
-    root = tf.sqrt(p)
-    b = tf.linalg.diag(root) - p[:, :, tf.newaxis] * root[:, tf.newaxis, :]  # [n, C, C]
+    if _is_binary(p):
+        b = tf.sqrt(p * (1 - p))[:, :, tf.newaxis]
+    else:
+        root = tf.sqrt(p)
+        b = tf.linalg.diag(root) - p[:, :, tf.newaxis] * root[:, tf.newaxis, :]  # [n, C, C]
     gram = tf.matmul(weighted / diagonal[:, 0], weighted, transpose_b=True)
     inner = tf.einsum("ij,ifc,jfe->icje", gram, b, b)
     inner = tf.reshape(inner, [n * c, n * c]) + tf.eye(n * c, dtype=x.dtype)
@@ -303,8 +331,49 @@ def _refined(inverse, system, rhs, steps=2):
 
 def _conjugate_gradients(system, rhs, start, tolerance, limit):
     """Preconditioned conjugate gradients in the space without the shift; keeps the best iterate."""
-    precondition, size = _kronecker_preconditioner(system)
     target = _cast(tolerance, rhs.dtype) * tf.norm(rhs)
+    rows, d = system.x.shape
+    if rows is None or d is None or d <= rows + 1:
+        return _iterate(system, rhs, start, target, limit)
+    zeros = tf.math.count_nonzero(system.diagonal <= 0)
+    return tf.cond(
+        (zeros <= 1) & (tf.reduce_min(system.diagonal) >= 0),
+        lambda: _iterate_in_row_space(system, rhs, start, target, limit),
+        lambda: _iterate(system, rhs, start, target, limit),
+    )
+
+
+def _iterate_in_row_space(system, rhs, start, target, limit):
+    """The same where D > n + 1, in n + 1 dimensions. A zero in `diagonal` is allowed once (a bias).
+
+    Scaled to a diagonal of ones, the system acts as the identity across the span of the rows and of
+    the axis b with the smallest entry. With Q an orthonormal basis of that span that begins with b,
+    the system within is that of a head with inputs X Q, whose diagonal differs from 1 at b alone.
+    """
+    x, p, weight, diagonal = system
+    smallest, mean = tf.reduce_min(diagonal), tf.reduce_mean(diagonal)
+    axis = tf.one_hot(tf.argmin(diagonal), tf.shape(x)[1], axis=0, dtype=x.dtype)
+    scale = tf.math.rsqrt(tf.where(axis > 0, mean, diagonal))
+    basis, triangle = tf.linalg.qr(tf.concat([axis, scale * tf.transpose(x)], axis=1))
+    ones = tf.ones_like(x[:, :1])
+    inner_diagonal = tf.concat([[[smallest / mean]], ones], axis=0)
+    inner = _System(tf.transpose(triangle[:, 1:]), p, weight, inner_diagonal)
+
+    scaled = scale * rhs
+    projected = tf.matmul(basis, scaled, transpose_a=True)
+    begin = tf.matmul(basis, start / scale, transpose_a=True)
+    # A residual r of the system is one of scale * r within.
+    attempt = _iterate(inner, projected, begin, target * tf.reduce_min(scale), limit)
+    across = scaled - tf.matmul(basis, projected)
+    # Once more, as what rounding leaves of it within is multiplied by the condition number.
+    across -= tf.matmul(basis, tf.matmul(basis, across, transpose_a=True))
+    answer = across + tf.matmul(basis, attempt.answer)
+    return attempt._replace(answer=scale * answer)
+
+
+def _iterate(system, rhs, start, target, limit):
+    """Conjugate gradients until the norm of the residual is at most `target`."""
+    precondition, size = _kronecker_preconditioner(system)
     x = _without_shift(start)
     r = _without_shift(rhs - system.times(x))
     z = precondition(r)
@@ -360,28 +429,27 @@ def _conjugate_gradients(system, rhs, start, tolerance, limit):
 
 
 def _kronecker_preconditioner(system):
-    """Inverse of X^T W X (x) mean J + mean(l2 + damping) I, through two small eigenproblems.
+    """Inverse of (X^T W T X) (x) diag(s) + mean(l2 + damping) I, through a D x D eigenproblem.
 
-    It is the mean of the J_i and not J at the mean p, which is too large once predictions are
-    confident (35 iterations against 55 at D = 129, C = 10, damping 0.01, float32). Returns the
-    function r -> z and the largest eigenvalue of what it inverts.
+    T holds the traces t_i of the J_i, and s is the mean of their diagonals, weighted by w_i and
+    over that of t_i: the trace of the sum of the J_i is kept, of each row and of each class. What
+    is off the diagonal of the J_i would take a C x C eigenproblem and saves no iterations: mostly
+    it is what makes the shift of the classes flat, which is projected out anyway. Confident rows
+    have little curvature, hence T: without it there were 57 iterations instead of 47 at D = 129,
+    C = 10, n = 96, damping 0.01. Returns the function r -> z and the largest eigenvalue of what it
+    inverts.
     """
     x, p, weight, diagonal = system
-    weight = tf.abs(weight)[:, tf.newaxis]
-    p_mean = tf.math.divide_no_nan(tf.reduce_sum(weight * p, axis=0), tf.reduce_sum(weight))
-    j_mean = tf.linalg.diag(p_mean) - tf.math.divide_no_nan(
-        tf.matmul(p, weight * p, transpose_a=True), tf.reduce_sum(weight)
-    )
-    g, v = _eigh(tf.matmul(x, weight * x, transpose_a=True))
-    s, q = _eigh(j_mean)
-    scale = tf.maximum(g, 0)[:, tf.newaxis] * tf.maximum(s, 0) + tf.reduce_mean(diagonal)
+    curvature = tf.abs(weight)[:, tf.newaxis] * p * (1 - p)
+    per_row = tf.reduce_sum(curvature, axis=1, keepdims=True)
+    per_class = tf.math.divide_no_nan(tf.reduce_sum(curvature, axis=0), tf.reduce_sum(per_row))
+    g, v = _eigh(tf.matmul(x, per_row * x, transpose_a=True))
+    scale = tf.maximum(g, 0)[:, tf.newaxis] * per_class + tf.reduce_mean(diagonal)
     size = tf.reduce_max(scale)
-    scale = tf.maximum(scale, _epsilon(x.dtype) * size)
+    inverse = tf.math.reciprocal_no_nan(tf.maximum(scale, _epsilon(x.dtype) * size))
 
     def precondition(r):
-        r = tf.matmul(tf.matmul(v, r, transpose_a=True), q)
-        r = tf.matmul(tf.matmul(v, tf.math.divide_no_nan(r, scale)), q, transpose_b=True)
-        return _without_shift(r)
+        return _without_shift(tf.matmul(v, inverse * tf.matmul(v, r, transpose_a=True)))
 
     return precondition, size
 
@@ -404,8 +472,22 @@ def _product(x, p, weight, diagonal, vector):
     return tf.matmul(x, weight[:, tf.newaxis] * curved, transpose_a=True) + diagonal * vector
 
 
+def _is_binary(logits):
+    return logits.shape[1] == 1
+
+
+def _probabilities(logits):
+    return tf.sigmoid(logits) if _is_binary(logits) else tf.nn.softmax(logits)
+
+
+def _shift(matrix):
+    """What all classes have in common, [D, 1]; nothing in the binary head."""
+    mean = tf.reduce_mean(matrix, axis=1, keepdims=True)
+    return tf.zeros_like(mean) if _is_binary(matrix) else mean
+
+
 def _without_shift(matrix):
-    return matrix - tf.reduce_mean(matrix, axis=1, keepdims=True)
+    return matrix if _is_binary(matrix) else matrix - _shift(matrix)
 
 
 def _eigh(matrix):

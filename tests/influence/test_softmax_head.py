@@ -224,6 +224,32 @@ def test_cg_cut_short_by_its_caller_is_reported_and_usable():
     assert norms[2] < norms[1] < norms[0]
 
 
+@pytest.mark.parametrize("runner", ["graph", "compiled"])
+def test_more_features_than_rows(runner):
+    fn = RUNNERS[runner](
+        lambda x, z, w, rhs, l2, start: softmax_head.solve(
+            x, z, w, rhs, l2=l2, initial=start, method="cg", tolerance=1e-12
+        )
+    )
+    x, logits, weight, rhs, _ = problem(n=8, d=30)
+    for l2 in (
+        np.full(30, 0.3),
+        np.append(np.full(29, 0.2), 0.0),  # a bias that is not decayed
+        np.append(0.3, np.linspace(0.01, 2.0, 29)),
+        np.append([0.0, 0.0], np.full(28, 0.2)),  # more zeros than the row space may take in
+    ):
+        shifted = rhs + 0.3 * (l2 > 0)[:, None]
+        expected = np.linalg.pinv(dense(x, logits, weight, l2), rcond=1e-12) @ shifted.ravel()
+        args = (x, logits, weight, shifted, l2)
+        answer, info = fn(*map(tf.constant, args), tf.zeros([30, 4], tf.float64))
+        assert info.converged and info.residual < 1e-11
+        np.testing.assert_allclose(tf.reshape(answer, [-1]), expected, rtol=1e-8, atol=1e-8)
+        assert fn(*map(tf.constant, args), answer)[1].iterations <= 1
+        indefinite = (x, logits, weight * ([-9] * 4 + [1] * 4), shifted, l2)
+        info = fn(*map(tf.constant, indefinite), tf.zeros([30, 4], tf.float64))[1]
+        assert info.negative_curvature and not info.converged
+
+
 @pytest.mark.parametrize("method", SOLVERS)
 def test_zero_right_hand_side_gives_zero(method):
     x, logits, weight, rhs, _ = problem()
@@ -232,12 +258,25 @@ def test_zero_right_hand_side_gives_zero(method):
     assert info.converged and info.residual == 0
 
 
-def test_auto_takes_the_direct_solve_where_it_fits():
-    for d, expected in ((10, "cholesky"), (700, "cg")):
+def test_auto_is_direct_for_small_systems_and_cg_for_others():
+    for d, expected in ((10, "cholesky"), (200, "cg"), (700, "cg")):
         args = problem(n=8, d=d, c=4)[:4]
         assert softmax_head.solve(*args, damping=0.1)[1].method == expected
     with pytest.raises(config.ConfigError, match="lu"):
         softmax_head.solve(*args, method="lu")
+
+
+@pytest.mark.parametrize("runner", ["eager", "compiled"])
+def test_auto_is_direct_where_cg_falls_short(runner, monkeypatch):
+    monkeypatch.setattr(softmax_head, "DIRECT_SIZE", 10)
+    monkeypatch.setattr(softmax_head, "FALLBACK_ITERATIONS", 5)
+    x, logits, weight, rhs, _ = problem()
+    answer, info = solve(runner, x, logits, weight, rhs, damping=1e-3, tolerance=1e-10)
+    assert info.method == "cholesky" and info.converged
+    expected = np.linalg.solve(dense(x, logits, weight) + 1e-3 * np.eye(20), rhs.ravel())
+    np.testing.assert_allclose(tf.reshape(answer, [-1]), expected, rtol=1e-9, atol=1e-9)
+    _, info = softmax_head.solve(x, logits, weight, rhs, damping=1e-3, initial=answer)
+    assert info.method == "cg" and info.converged
 
 
 def test_a_thousand_classes_never_form_the_hessian():
@@ -258,7 +297,7 @@ def test_a_thousand_classes_never_form_the_hessian():
         for out in op.outputs
         if out.shape.rank is not None and out.shape.is_fully_defined()
     ]
-    assert max(sizes) == c * c  # J, beside D * C = 256,000 unknowns
+    assert max(sizes) == d * c
     rng = np.random.default_rng(0)
     x, logits = rng.normal(size=(n, d)), rng.normal(size=(n, c))
     rhs = softmax_head.gradient(x, logits, np.arange(n), 1 / n)
@@ -266,3 +305,70 @@ def test_a_thousand_classes_never_form_the_hessian():
         *(tf.cast(a, tf.float32) for a in (x, logits, np.full(n, 1 / n), rhs)),
     )
     assert info.method == "cg" and info.converged and answer.shape == [d, c]
+
+
+def binary_problem(n=14, d=5, seed=3):
+    """Rows, weights and right-hand side of a two-logit head, and theta' = theta_1 - theta_2."""
+    x, _, weight, _, kernel = problem(n=n, d=d, c=2, seed=seed)
+    return x, x @ kernel, weight, kernel[:, :1] - kernel[:, 1:]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_binary_gradient_and_hessian_equal_autodiff_of_the_two_logit_loss(runner):
+    x, _, weight, difference = binary_problem()
+    target = np.random.default_rng(5).random((14, 1))
+    l2 = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
+    k = tf.Variable(difference)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            f = tf.matmul(x, k)
+            loss = target * tf.nn.softplus(-f) + (1 - target) * tf.nn.softplus(f)
+            # -log of exp(f / 2) / (exp(f / 2) + exp(-f / 2)) is log(1 + exp(-f)).
+            objective = tf.reduce_sum(weight[:, None] * loss)
+            objective += 0.5 * tf.reduce_sum(l2[:, None] * k**2)
+        first = inner.gradient(objective, k)
+    second = tf.reshape(outer.jacobian(first, k), [5, 5])
+    run = RUNNERS[runner]
+    x, f = tf.constant(x), tf.constant(x @ difference)
+    found = run(lambda *a: softmax_head.gradient(*a, target, weight))(x, f) + l2[:, None] * k
+    np.testing.assert_allclose(found, first, atol=1e-12)
+    matrix = run(lambda *a: softmax_head.hessian(*a, weight, l2=l2))(x, f)
+    np.testing.assert_allclose(matrix, second, atol=1e-12)
+    vector = np.arange(5.0)[:, None]
+    product = run(
+        lambda *a: softmax_head.hessian_vector_product(*a, weight, vector, l2=l2),
+    )(x, f)
+    np.testing.assert_allclose(product, second @ vector, atol=1e-12)
+
+
+def test_binary_gradient_takes_ids_probabilities_and_distributions():
+    x, _, weight, difference = binary_problem()
+    label = np.arange(14) % 2
+    p = 1 / (1 + np.exp(-x @ difference))
+    expected = x.T @ (weight[:, None] * (p - (label == 0)[:, None]))
+    for targets in (label, 1.0 - label[:, None], np.eye(2)[label]):
+        found = softmax_head.gradient(x, x @ difference, targets, weight)
+        np.testing.assert_allclose(found, expected, atol=1e-14)
+
+
+@pytest.mark.parametrize("d", [5, 30])  # fewer and more than rows
+@pytest.mark.parametrize("method", (*SOLVERS, "auto"))
+def test_binary_influence_equals_that_of_two_logits_at_twice_the_regularization(method, d):
+    x, logits, weight, difference = binary_problem(d=d)
+    rng = np.random.default_rng(7)
+    target, label = rng.dirichlet(np.ones(2), 14), rng.integers(0, 2, 14)
+    l2 = np.append(np.full(d - 1, 0.05), 0.0)
+
+    def influence(logits, target, half):
+        """-<x^T S, g> of every row, with the rows as their own validation examples."""
+        slope = softmax_head.gradient(x, logits, label, np.full(14, 1 / 14))
+        settings = dict(l2=half * l2, damping=half * 0.02, method=method, tolerance=1e-13)
+        answer, _ = softmax_head.solve(x, logits, weight, slope, **settings)
+        wide = logits.shape[1] == 2
+        odds = np.exp(logits) if wide else np.exp(np.hstack([logits / 2, -logits / 2]))
+        error = odds / odds.sum(1, keepdims=True) - target
+        return -np.sum((x @ answer.numpy()) * (error if wide else error[:, :1]), axis=1)
+
+    two = influence(logits, target, 1.0)
+    one = influence(x @ difference, target, 0.5)
+    np.testing.assert_allclose(one, two, rtol=1e-8)
