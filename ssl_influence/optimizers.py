@@ -140,8 +140,8 @@ class MAdam(RowOptimizer):
     """M-Adam as a Keras optimizer, with slots m, v and (if "per_example") t beside each variable.
 
     A dense gradient is masked by 1[g != 0]. For `tf.IndexedSlices` the named rows are summed over
-    duplicates and then masked; no others are read or written. Both run under `jit_compile=True`, but
-    there XLA for CPUs copies every table that it scatters into, at a cost that grows with its size.
+    duplicates and then masked; no others are read or written. Both run under `jit_compile=True`,
+    where XLA for CPUs copies every table that it scatters into, at a cost that grows with its size.
 
     Args:
       learning_rate: alpha, a number or a Keras schedule.
