@@ -56,12 +56,12 @@ def measure(case: str, config: config_lib.Config, repeats: int) -> timing.Rows:
         for name, (function, arguments) in functions.items()
     }
     rows = timing.interleaved(calls, repeats, warmup=1)
+    rows[f"all_{size}"] = {"peak_memory_bytes": timing.peak_memory()}
     exact = reference(now, damping)
     for name, (answer, iterations) in answers.items():
         difference = np.abs(answer.numpy() - exact).max() / np.abs(exact).max()
         row = rows[f"solve_{name}_{size}"]
         row |= {"iterations": int(iterations), "relative_difference": float(difference)}
-    rows[f"all_{size}"] = {"peak_memory_bytes": timing.peak_memory()}
     return rows
 
 
