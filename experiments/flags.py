@@ -271,7 +271,7 @@ _TABLE = (
         "lissa_scale",
         "Scale of lissa, above the largest eigenvalue (default: by a bound on it).",
     ),
-    ("lissa_rows", "weights", "lissa_rows", "Unlabeled rows in a sample of lissa."),
+    ("lissa_rows", "weights", "lissa_rows", "Rows of the batch in a sample of lissa."),
     ("unroll_steps", "weights", "unroll_steps", "Steps of gradient descent that are unrolled."),
     (
         "unroll_step",

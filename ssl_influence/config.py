@@ -281,8 +281,8 @@ class WeightConfig:
     Attributes:
       weighting: "per_example", "single" (one shared lambda) or "fixed" (never moves).
       initial: lambda at the start.
-      optimizer: what moves lambda: "m_adam", or "adam" and "sgd" of Keras for the paper's ablation
-        (Adam moves examples that are not in the batch too).
+      optimizer: what moves lambda: "m_adam", or for the paper's ablation "adam", that of Keras,
+        which moves examples that are not in the batch too, or plain "sgd".
       learning_rate: eta, its step size.
       minimum, maximum: lambda is projected to this range after each update (maximum None: no
         bound).
@@ -301,7 +301,7 @@ class WeightConfig:
       neumann_step: its step; None is the inverse of a bound on the largest eigenvalue.
       lissa_iterations: samples of the Hessian that are taken.
       lissa_scale: above its largest eigenvalue; None is a bound on it.
-      lissa_rows: unlabeled rows of a sample (and as large a share of the labeled ones).
+      lissa_rows: rows of a sample, drawn from the labeled and the unlabeled ones together.
       unroll_steps: steps of gradient descent that are differentiated through.
       unroll_step: their size; None is the inverse of a bound on the largest eigenvalue.
       validation_batch_norm: BatchNorm on the validation batch: "inference" or "batch" statistics.
@@ -381,9 +381,9 @@ class WeightConfig:
         )
         _require(
             self.curvature == default["curvature"]
-            or self.inverse_hessian not in ("identity", "outer_product"),
-            f"curvature={self.curvature} has no effect with inverse_hessian="
-            f"{self.inverse_hessian}, which forms no Hessian: leave it out.",
+            or self.inverse_hessian not in ("identity", "outer_product", "lissa"),
+            f"curvature={self.curvature} does not go with inverse_hessian={self.inverse_hessian}, "
+            "which has a matrix of its own: leave it out.",
         )
 
 

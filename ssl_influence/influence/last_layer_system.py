@@ -107,7 +107,7 @@ class LastLayer(NamedTuple):
                 "weights."
             )
         kernel = tf.cast(self.kernel, self.features.dtype)
-        targets = softmax_head._probabilities(self.logits) - self.gradient
+        targets = softmax_head.probabilities(self.logits) - self.gradient
         l2 = self._row_l2()[:, tf.newaxis]
 
         def body(k, moved, kept):

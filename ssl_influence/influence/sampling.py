@@ -19,6 +19,7 @@ def counts(
     """
     n = tf.shape(row_weight)[0]
     seed = tf.cast(seed, tf.int32) + tf.stack([0, iteration])
-    drawn = tf.random.stateless_uniform([rows], seed, 0, n, tf.int32)
+    # By name: what is chosen otherwise is another generator under XLA.
+    drawn = tf.random.stateless_uniform([rows], seed, 0, n, tf.int32, alg="philox")
     found = tf.reduce_sum(tf.one_hot(drawn, n, dtype=row_weight.dtype), axis=0)
     return found * tf.cast(n, row_weight.dtype) / tf.cast(rows, row_weight.dtype)

@@ -41,6 +41,11 @@ FALLBACK_ITERATIONS = 200
 CG_ITERATIONS = 1000
 
 
+def probabilities(logits: tf.Tensor) -> tf.Tensor:
+    """softmax(logits) [n, C]; of the binary head's logits [n, 1] that of class 0 alone."""
+    return tf.sigmoid(logits) if _is_binary(logits) else tf.nn.softmax(logits)
+
+
 def gradient(
     features: tf.Tensor, logits: tf.Tensor, targets: tf.Tensor, sample_weight: tf.Tensor
 ) -> tf.Tensor:
@@ -64,7 +69,7 @@ def gradient(
     if _is_binary(logits):
         targets = targets[:, :1]
     weight = _cast(sample_weight, x.dtype) * tf.ones_like(x[:, 0])
-    error = _probabilities(logits) - _cast(targets, x.dtype)
+    error = probabilities(logits) - _cast(targets, x.dtype)
     return tf.matmul(x, weight[:, tf.newaxis] * error, transpose_a=True)
 
 
@@ -88,7 +93,7 @@ def hessian(
     """
     x, logits = _rows(features, logits)
     weight = _cast(sample_weight, x.dtype)
-    return _matrix(x, _probabilities(logits), weight, _row_diagonal(l2, x))
+    return _matrix(x, probabilities(logits), weight, _row_diagonal(l2, x))
 
 
 def hessian_vector_product(
@@ -114,7 +119,7 @@ def hessian_vector_product(
     x, logits = _rows(features, logits)
     weight = _cast(sample_weight, x.dtype)
     vector = _cast(vector, x.dtype)
-    return _product(x, _probabilities(logits), weight, _row_diagonal(l2, x), vector)
+    return _product(x, probabilities(logits), weight, _row_diagonal(l2, x), vector)
 
 
 def solve(
@@ -167,7 +172,7 @@ def solve(
         raise config.ConfigError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     x, logits = _rows(features, logits)
     weight, rhs = _cast(sample_weight, x.dtype), _cast(rhs, x.dtype)
-    p = _probabilities(logits)
+    p = probabilities(logits)
     system = _System(x, p, weight, _row_diagonal(l2, x) + _cast(damping, x.dtype))
     size = x.shape[1] * p.shape[1] if x.shape[1] and p.shape[1] else float("inf")
     falls_back = method == "auto" and DIRECT_SIZE < size <= FALLBACK_SIZE
@@ -474,10 +479,6 @@ def _product(x, p, weight, diagonal, vector):
 
 def _is_binary(logits):
     return logits.shape[1] == 1
-
-
-def _probabilities(logits):
-    return tf.sigmoid(logits) if _is_binary(logits) else tf.nn.softmax(logits)
 
 
 def _shift(matrix):
