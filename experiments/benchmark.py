@@ -35,6 +35,7 @@ _CASE = flags.DEFINE_string(
 
 # quantity -> heading, factor
 _QUANTITIES = {
+    "examples": ("examples", 1),
     "median_s": ("median, ms", 1e3),
     "min_s": ("min", 1e3),
     "max_s": ("max", 1e3),
@@ -54,8 +55,10 @@ _RATIO_HEADINGS = {
 
 
 def main() -> None:
-    config = shared_flags.to_config()
     suite = importlib.import_module(f"experiments.benchmarks.{_SUITE.value}")
+    defaults = getattr(suite, "DEFAULTS", {})
+    given = {name for name in defaults if flags.FLAGS[name].present}
+    config = shared_flags.to_config({name: defaults[name] for name in defaults.keys() - given})
     suite.check(config)
     if _CASE.value is not None:
         _measure(suite, _CASE.value, config)
