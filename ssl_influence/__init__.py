@@ -19,13 +19,17 @@ _PUBLIC = {
     "Supervised": "methods.supervised",
 }
 
+_PACKAGES = ("influence", "per_example")
+
 __version__ = "0.1.0"
-__all__ = sorted(_PUBLIC)
+__all__ = sorted([*_PUBLIC, *_PACKAGES])
 
 
 def __getattr__(name: str):
     if name in _PUBLIC:
         return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -271,12 +271,14 @@ class BilevelTrainer(tf.Module):
     def _gradient_over_variables(self, batch, example_weight, validation_gradient):
         """As `weight_gradient`, by derivatives of the whole network in the mode it trains in."""
         variables = self._influence_variables
-        objective = all_variables.Objective(
-            lambda: self._rows_of(batch),
-            example_weight,
-            variables,
-            list(map(self.l2_of, variables)),
-        )
+
+        def output_fn():
+            return self._rows_of(batch)
+
+        if self.config.weights.inverse_hessian == "unrolled":
+            output_fn = all_variables.with_constant_targets(output_fn)
+        l2 = [self.l2_of(variable) for variable in variables]
+        objective = all_variables.Objective(output_fn, example_weight, variables, l2)
         return weight_gradients.over(
             objective,
             validation_gradient,

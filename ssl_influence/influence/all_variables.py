@@ -235,6 +235,37 @@ class Objective:
         return tf.concat([supervised, unsupervised * weight], axis=0)
 
 
+def with_constant_targets(output_fn: Callable[[], Any]) -> Callable[[], Rows]:
+    """Rows whose targets, masks and coefficients stay what they are now, wherever variables go.
+
+    A method computes its targets from the network; in the objective they are constants. A loss
+    whose gradient by the logits is p - q, as of every cross-entropy and divergence, is held to the
+    q of now; of others that is another loss of the same gradient.
+    """
+    now = output_fn()
+    targets = [
+        tf.stop_gradient(tf.nn.softmax(head.logits) - head.gradient)
+        for head in (now.labeled_head, now.unlabeled_head)
+    ]
+
+    def rows():
+        output = output_fn()
+        heads = [output.labeled_head, output.unlabeled_head]
+        supervised, unsupervised = (
+            -tf.reduce_sum(q * tf.nn.log_softmax(head.logits), axis=1)
+            for q, head in zip(targets, heads, strict=True)
+        )
+        return Rows(
+            supervised,
+            now.supervised_coefficient,
+            unsupervised,
+            now.unsupervised_coefficient,
+            *(Outputs(head.logits) for head in heads),
+        )
+
+    return rows
+
+
 def check_exact(variables: Sequence[tf.Variable]) -> None:
     """Raises ConfigError if the variables have more parameters than a Hessian is formed for."""
     size = sum(variable.shape.num_elements() for variable in variables)

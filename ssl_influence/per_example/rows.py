@@ -128,9 +128,10 @@ def free_memory() -> int | None:
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
         found.append(int(fields["MemAvailable"].split()[0]) * 1024)
     group = pathlib.Path("/sys/fs/cgroup")
-    limit, used = group / "memory.max", group / "memory.current"
+    limit, used, parts = (group / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
-        found.append(int(limit.read_text()) - int(used.read_text()))
+        cached = dict(line.split() for line in parts.read_text().splitlines())
+        found.append(int(limit.read_text()) - int(used.read_text()) + int(cached["file"]))
     return min(found, default=None)
 
 
