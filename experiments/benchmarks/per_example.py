@@ -107,7 +107,7 @@ def measure(case: str, config: config_lib.Config, repeats: int) -> timing.Rows:
 def calls(config: config_lib.Config, wanted: Sequence[str]) -> dict[str, Callable[[], Any]]:
     """Functions that compute the rows for a batch of noise; what they give has been computed.
 
-    The losses of the batch are those of the network's logits, and the products are with `vectors`.
+    Losses are those of the network's logits; products are with `vectors_like` its variables.
     """
     import tensorflow as tf
 
@@ -117,7 +117,7 @@ def calls(config: config_lib.Config, wanted: Sequence[str]) -> dict[str, Callabl
 
     model = models.build(config.model, steps.IMAGE_SHAPE, steps.NUM_CLASSES, config.train.seed)
     batch = steps.batches(config.data)[0]["unlabeled"]
-    vector = vectors(model)
+    vector = vectors_like(model.trainable_variables)
 
     def loss_fn(outputs, targets):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs[1])
@@ -151,11 +151,11 @@ def calls(config: config_lib.Config, wanted: Sequence[str]) -> dict[str, Callabl
     return {name: call(every[name]) for name in wanted}
 
 
-def vectors(model) -> list:
-    """What the gradients of the model are multiplied with, one tensor a variable, of noise."""
+def vectors_like(variables: Sequence[Any]) -> list[Any]:
+    """What gradients are multiplied with: noise, one tensor a variable, of its shape."""
     import tensorflow as tf
 
     return [
         tf.random.stateless_normal(variable.shape, [0, index])
-        for index, variable in enumerate(model.trainable_variables)
+        for index, variable in enumerate(variables)
     ]

@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from experiments.benchmarks import m_adam, pillow_policy, steps, timing, train_step
+from experiments.benchmarks import (
+    influence,
+    m_adam,
+    per_example,
+    pillow_policy,
+    steps,
+    timing,
+    train_step,
+    weight_steps,
+)
 from ssl_influence import config as config_lib
+from ssl_influence.per_example import convolution, products, rows as per_example_rows
 from tests.experiments.processes import assert_refused, run, succeeded
 
 SMALL = ["--labeled_batch_size=8", "--unlabeled_batch_size=16", "--validation_batch_size=10"]
@@ -95,6 +105,69 @@ def test_yardsticks_of_m_adam_move_their_rows(kind):
     np.testing.assert_allclose(variable, [1, 1.01, 1, 1, 0.99, 1], atol=1e-6)
 
 
+TINY = config_lib.Config().replace(
+    model={"name": "mlp", "hidden_units": (4,)},
+    data={"labeled_batch_size": 4, "unlabeled_batch_size": 8, "validation_batch_size": 6},
+)
+
+
+def test_per_example_suite_computes_what_its_rows_are_named_for():
+    found = {n: call() for n, call in per_example.calls(TINY, per_example.names("quarter")).items()}
+    plain = found["plain"]
+    vectors = per_example.vectors_like(plain)
+    product = sum(np.vdot(g, v) for g, v in zip(plain, vectors, strict=True))
+    for name in per_example.GRADIENTS:
+        for rows, mean in zip(found[name], plain, strict=True):
+            assert rows.shape == (8, *mean.shape)
+            np.testing.assert_allclose(np.mean(rows, 0), mean, atol=1e-6)
+    for name in per_example.DOTS:
+        assert found[name].shape == (8,)
+        np.testing.assert_allclose(np.mean(found[name]), product, rtol=1e-4)
+    ways = [tuple(how.values()) for how in per_example.GRADIENTS.values()]
+    assert set(ways) == {
+        *(("kernels", conv_method) for conv_method in convolution.METHODS),
+        *((method,) for method in per_example_rows.METHODS if method != "kernels"),
+    }
+    assert [how["method"] for how in per_example.DOTS.values()] == list(products.METHODS)
+
+
+def test_per_example_suite_times_every_row():
+    rows = per_example.measure("times_quarter", TINY, 1)
+    timed = ("plain", *per_example.GRADIENTS, *per_example.DOTS)
+    assert rows.keys() == {f"quarter_{name}" for name in timed}
+    assert {row["examples"] for row in rows.values()} == {2}
+    assert set(timed) - set(per_example.names("whole")) == {"loop"}
+    ratios = timing.ratios(per_example.RATIOS, rows)
+    assert {name for name in per_example.RATIOS if name.startswith("quarter")} == ratios.keys()
+    assert ratios["quarter_dots_ghost_over_plain"]["median_s"] == (
+        rows["quarter_dots_ghost"]["median_s"] / rows["quarter_plain"]["median_s"]
+    )
+
+
+def test_per_example_suite_has_a_default_batch_size_of_its_own():
+    arguments = ["--suite=per_example", "--case=memory_dots_ghost", "--repeats=1", *TINY_NET]
+    measured = json.loads(succeeded(run("benchmark", *arguments)).stdout)
+    row = measured["rows"]["memory_dots_ghost"]
+    assert row["examples"] == 64 and row["peak_memory_bytes"] > 1e8
+
+
+def test_influence_suite_times_exact_and_identity_in_turn_as_a_process():
+    arguments = ["--suite=influence", "--case=weight_in_turn", *TINY_NET, *SMALL, "--repeats=1"]
+    rows = json.loads(succeeded(run("benchmark", *arguments)).stdout)["rows"]
+    assert rows.keys() == {"weight_in_turn_exact", "weight_in_turn_identity"}
+    assert timing.ratios(influence.RATIOS, rows).keys() == {"weight_exact_over_identity"}
+
+
+@pytest.mark.parametrize("name", weight_steps.SETTINGS)
+def test_influence_suite_measures_a_weight_step_by_its_solver(name):
+    case = f"weight_{name}"
+    assert case in influence.CASES
+    (row,) = influence.measure(case, TINY, 1).values()
+    assert row["median_s"] > 0 and row["peak_memory_bytes"] > 1e8
+    least, most = {"neumann": (20, 20), "identity": (0, 0)}.get(name.rsplit("_", 1)[1], (1, 20))
+    assert least <= row["iterations"] <= most
+
+
 WRONG = {
     "no suite": ([], "--suite"),
     "unknown suite": (["--suite=everything"], "everything"),
@@ -113,6 +186,9 @@ WRONG = {
         "leave it out",
     ),
     "no table": (["--suite=m_adam", "--weighting=single"], "use per_example"),
+    "nothing to quarter": (["--suite=per_example", "--unlabeled_batch_size=3"], "use 4 or more"),
+    "one solver of all": (["--suite=influence", "--inverse_hessian=cg"], "leave it out"),
+    "no weight steps": (["--suite=influence", "--weighting=fixed"], "use per_example or single"),
     "missing folder": (["--suite=augment", "--json=/dev/null/a/b.json"], "make the folder"),
     "stray argument": (["--suite=augment", "now"], "'now'"),
 }
