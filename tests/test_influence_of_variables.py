@@ -187,6 +187,32 @@ def test_the_last_block_of_a_network_of_ours_is_known():
     assert names == {"hidden_1", "head"}
 
 
+def test_a_hundred_classes_train_in_the_loop():
+    """D * C = 12,900: no tensor may have a hundredth of the Hessian's 166 million entries."""
+    classes, width = 100, 128
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input([DIM])
+    x = keras.layers.Dense(width, activation="tanh")(inputs)
+    model = keras.Model(inputs, [x, keras.layers.Dense(classes, name="head")(x)])
+    trainer = make_trainer(model)
+    trainer.method = uda.UDA(classes, 10, confidence=0.0, temperature=1.0)
+    batch, validation = batches(classes)
+    before = trainer.example_weights.values().copy()
+    for _ in range(2):
+        reported = trainer.bilevel_step(batch, validation)
+    assert trainer.skipped_weight_steps == 0 and reported["weights/solver_iterations"] < 200
+    assert (trainer.example_weights.values() != before).sum() == 8
+    graph = trainer.concrete_step("bilevel_step", batch, validation).graph
+    sizes = [
+        tensor.shape.num_elements() or 0
+        for one in (graph, *graph._functions.values())
+        for operation in getattr(one, "get_operations", list)()
+        for tensor in operation.outputs
+        if tensor.shape.rank is not None
+    ]
+    assert sizes and max(sizes) < (classes * width) ** 2 / 100
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

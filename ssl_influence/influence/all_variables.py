@@ -14,8 +14,8 @@ from ssl_influence.influence import inverse_hvp, products, sampling, solve_info
 from ssl_influence.per_example import products as per_example_products
 
 CURVATURES = config.CURVATURES
-# Largest number of parameters whose Hessian is formed: 0.3 GB in float32.
-EXACT_LIMIT = 8192
+# Largest number of parameters whose Hessian is formed, a product for each of them.
+EXACT_LIMIT = 2048
 
 Curvature = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -271,9 +271,9 @@ def check_exact(variables: Sequence[tf.Variable]) -> None:
     size = sum(variable.shape.num_elements() for variable in variables)
     if size > EXACT_LIMIT:
         raise config.ConfigError(
-            f"inverse_hessian=exact would form a Hessian of {size:,} x {size:,} numbers, "
-            f"{4e-9 * size**2:,.3g} GB: use inverse_hessian=cg, or influence_params=last_layer, "
-            "whose Hessian has a closed form."
+            f"inverse_hessian=exact would form a Hessian of {size:,} x {size:,} numbers by as many "
+            f"products, {4e-9 * size**2:,.3g} GB: use inverse_hessian=cg, or "
+            "influence_params=last_layer, whose Hessian has a closed form."
         )
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import config, head_rows
-from ssl_influence.influence import all_variables, weight_gradients
+from ssl_influence.influence import all_variables, sampling, weight_gradients
 
 CLASSES, LABELED, UNLABELED, VALIDATION = 3, 8, 6, 9
 L2 = 0.03
@@ -267,10 +267,26 @@ def test_over_the_last_layer_in_closed_form(problem, name):
     np.testing.assert_allclose(found, expected, atol=tolerance * size)
 
 
+def test_draws_are_a_function_of_seed_and_iteration():
+    weight = tf.ones(7, tf.float64)
+    draws = [
+        sampling.counts(weight, 5, tf.constant(seed), tf.constant(j)).numpy()
+        for seed in ([1, 2], [1, 3])
+        for j in range(200)
+    ]
+    again = tf.function(sampling.counts, jit_compile=True)(weight, 5, tf.constant([1, 2]), 3)
+    np.testing.assert_allclose(again, draws[3], atol=1e-14)
+    assert len({tuple(draw) for draw in draws}) > 150
+    np.testing.assert_allclose(np.sum(draws, 1), 7)
+    np.testing.assert_allclose(np.mean(draws, 0), np.ones(7), atol=0.2)
+
+
 def test_exact_refuses_what_would_not_fit():
-    with pytest.raises(config.ConfigError, match="10,000 x 10,000 numbers, 0.4 GB"):
+    with pytest.raises(
+        config.ConfigError, match="10,000 x 10,000 numbers by as many products, 0.4 GB"
+    ):
         all_variables.check_exact([tf.Variable(tf.zeros([100, 100]))])
-    all_variables.check_exact([tf.Variable(tf.zeros([90, 91]))])
+    all_variables.check_exact([tf.Variable(tf.zeros([32, 64]))])
 
 
 def test_losses_must_keep_the_rows(problem):
