@@ -375,11 +375,6 @@ class WeightConfig:
                     f"{self.inverse_hessian}: leave it out, or use inverse_hessian={solver}.",
                 )
         _require(
-            self.curvature == default["curvature"] or self.influence_params != "last_layer",
-            f"curvature={self.curvature} has no effect with influence_params=last_layer, where "
-            "logits are linear: leave it out.",
-        )
-        _require(
             self.curvature == default["curvature"]
             or self.inverse_hessian not in ("identity", "outer_product", "lissa"),
             f"curvature={self.curvature} does not go with inverse_hessian={self.inverse_hessian}, "
@@ -428,6 +423,12 @@ class Config:
             self.method.name != "supervised" or self.weights.weighting == "fixed",
             f"method=supervised has no unlabeled loss, so weighting={self.weights.weighting} has "
             "nothing to weight: use weighting=fixed.",
+        )
+        _require(
+            self.weights.curvature == WeightConfig.curvature
+            or self.weights.influence_params != "last_layer",
+            f"curvature={self.weights.curvature} has no effect with influence_params=last_layer, "
+            "where logits are linear: leave it out.",
         )
 
     def replace(self, **concerns: dict[str, Any]) -> "Config":

@@ -245,4 +245,4 @@ def test_what_cannot_be_is_refused_before_the_first_step(settings, message):
 )
 def test_settings_that_make_no_sense_together_are_refused(settings, message):
     with pytest.raises(config_lib.ConfigError, match=message):
-        config_lib.WeightConfig(**settings)
+        config_lib.Config().replace(weights=settings)

@@ -48,7 +48,7 @@ class Objective:
       example_weight: lambda of each unlabeled row, [R].
       variables: what derivatives are taken by.
       l2: l2_v of each.
-      curvature: (outputs [n, C], tangent [n, C], row weight [n]) -> w_i A_i t_i, with A_i the
+      curvature: (outputs [n, ...], tangent [n, ...], row weight [n]) -> w_i A_i t_i, with A_i the
         curvature of a row's loss by its outputs. The default is that of a softmax cross-entropy to
         a fixed target; `loss_curvature` makes that of any loss.
     """
@@ -169,15 +169,18 @@ class Objective:
                 v.assign_sub(tf.cast(step, v.dtype) * slope)
             return k + 1, kept
 
-        _, kept = tf.while_loop(lambda k, _: k < steps, body, (tf.constant(0), kept))
-        points = [array.stack() for array in kept]
-        self._move_to(start)
+        try:
+            _, kept = tf.while_loop(lambda k, _: k < steps, body, (tf.constant(0), kept))
+            points = [array.stack() for array in kept]
+        finally:
+            self._move_to(start)
 
         def product_at(vector, k, curvature):
             self._move_to([point[k] for point in points])
-            result = self.product(curvature)(vector)
-            self._move_to(start)
-            return result
+            try:
+                return self.product(curvature)(vector)
+            finally:
+                self._move_to(start)
 
         return product_at
 
@@ -281,7 +284,7 @@ def loss_curvature(loss_fn: Callable[[tf.Tensor], tf.Tensor]) -> Curvature:
     """The curvature of any loss by the model's outputs, for `Objective`.
 
     Args:
-      loss_fn: outputs [n, C] -> losses [n], each of its own row alone.
+      loss_fn: outputs [n, ...] -> losses [n], each of its own row alone.
     """
 
     def curvature(outputs, tangent, row_weight):
@@ -294,7 +297,8 @@ def loss_curvature(loss_fn: Callable[[tf.Tensor], tf.Tensor]) -> Curvature:
         found = outer.gradient(
             slope, outputs, output_gradients=tangent, unconnected_gradients="zero"
         )
-        return row_weight[:, tf.newaxis] * found
+        shape = tf.concat([tf.shape(row_weight), tf.ones([outputs.shape.rank - 1], tf.int32)], 0)
+        return tf.reshape(tf.cast(row_weight, found.dtype), shape) * found
 
     return curvature
 

@@ -21,7 +21,7 @@ from ssl_influence.influence import (
     softmax_head,
     solve_info,
 )
-from ssl_influence.per_example import recording
+from ssl_influence.per_example import recording, rows as per_example_rows
 
 _LAST_LAYER = config.WeightConfig()
 _ANY = config.WeightConfig(inverse_hessian="cg")
@@ -160,11 +160,11 @@ def of_model(
     u helps. The model is called with training=False.
 
     Args:
-      model: a Keras model (tf_keras or Keras 3) with one output [n, C].
+      model: a Keras model (tf_keras or Keras 3) with one output [n, ...].
       labeled: inputs and targets, any nests.
       unlabeled: inputs, and what stands for their targets, as pseudo-labels; constants.
       validation: inputs and targets.
-      loss_fn: (outputs [n, C], targets) -> ell [n].
+      loss_fn: (outputs [n, ...], targets) -> ell [n].
       example_weight: lambda [B_u]; None is 1 for all.
       variables: theta; None is model.trainable_variables.
       l2: coupled L2 of theta.
@@ -175,16 +175,36 @@ def of_model(
       As `over`.
 
     Raises:
-      ConfigError: as `over`; or losses are not [n].
+      ConfigError: as `over`; or losses are not [n], or parts and weights do not fit each other.
     """
     variables = list(model.trainable_variables if variables is None else variables)
     variables = [recording.as_variable(v) for v in variables]
-    inputs = tf.nest.map_structure(lambda *x: tf.concat(x, 0), labeled[0], unlabeled[0])
-    targets = tf.nest.map_structure(lambda *x: tf.concat(x, 0), labeled[1], unlabeled[1])
-    rows = [tf.shape(tf.nest.flatten(part[1])[0])[0] for part in (labeled, unlabeled)]
+    parts = {"labeled": labeled, "unlabeled": unlabeled, "validation": validation}
+    sizes = [_rows(part, name) for name, part in parts.items()]
+    if sizes[2] == 0:
+        raise config.ConfigError("The validation part has no row: L_V is a mean over at least one.")
+    inputs, targets = _joined(labeled, unlabeled)
+    rows = [tf.shape(per_example_rows.leaves(part)[0])[0] for part in (labeled, unlabeled)]
+    if example_weight is None:
+        example_weight = tf.ones([rows[1]])
+    example_weight = tf.convert_to_tensor(example_weight)
+    if not example_weight.shape.is_compatible_with([sizes[1]]):
+        raise config.ConfigError(
+            f"example_weight of shape {example_weight.shape} does not fit {sizes[1]} unlabeled "
+            "rows: give one number for each."
+        )
+
+    def outputs_of(inputs):
+        outputs = model(inputs, training=False)
+        if not tf.is_tensor(outputs):
+            raise config.ConfigError(
+                f"The model gives {len(tf.nest.flatten(outputs))} outputs: of_model takes one "
+                "tensor [n, ...]; wrap the model, or use weight_gradients.over."
+            )
+        return tf.cast(outputs, tf.float32) if outputs.dtype.size < 4 else outputs
 
     def output_fn():
-        outputs = model(inputs, training=False)
+        outputs = outputs_of(inputs)
         losses = _one_each(loss_fn(outputs, targets))
         supervised, unsupervised = tf.split(losses, rows)
         return all_variables.Rows(
@@ -196,12 +216,12 @@ def of_model(
         )
 
     with tf.GradientTape() as tape:
-        losses = _one_each(loss_fn(model(validation[0], training=False), validation[1]))
+        losses = _one_each(loss_fn(outputs_of(validation[0]), validation[1]))
         validation_loss = tf.reduce_mean(losses)
     gradient = tape.gradient(validation_loss, variables, unconnected_gradients="zero")
     objective = all_variables.Objective(
         output_fn,
-        tf.ones([rows[1]]) if example_weight is None else example_weight,
+        example_weight,
         variables,
         [l2] * len(variables),
         all_variables.loss_curvature(lambda outputs: loss_fn(outputs, targets)),
@@ -269,6 +289,24 @@ def _scale_of_samples(sampled, rhs, damping, samples=4):
         _bound(lambda v, j=j: sampled(v, tf.constant(-1 - j)), rhs, damping) for j in range(samples)
     ]
     return 2.0 * tf.reduce_max(bounds)
+
+
+def _rows(part, name):
+    """How many rows inputs and targets have, None if that is not known yet."""
+    sizes = [tf.convert_to_tensor(x).shape[0] for x in per_example_rows.leaves(part)]
+    known = sorted({size for size in sizes if size is not None})
+    if len(known) > 1:
+        raise config.ConfigError(
+            f"The {name} inputs and targets have {' and '.join(map(str, known))} rows: give as "
+            "many of each."
+        )
+    return known[0] if known else None
+
+
+def _joined(*parts):
+    """Inputs and targets of several parts, one after the other; None stays None."""
+    joined = [tf.concat(x, 0) for x in zip(*map(per_example_rows.leaves, parts), strict=True)]
+    return per_example_rows.refilled(parts[0], joined)
 
 
 def _one_each(losses):

@@ -47,7 +47,10 @@ def check(
       ConfigError: the difference is above the tolerance; the variable is named.
     """
     variables = list(model.trainable_variables if variables is None else variables)
-    inputs, targets = tf.nest.map_structure(lambda x: x[:examples], (inputs, targets))
+    few = [tf.convert_to_tensor(x)[:examples] for x in rows.leaves((inputs, targets))]
+    if not few[0].shape[0]:
+        raise config.ConfigError("There is no example to check with: give at least one.")
+    inputs, targets = rows.refilled((inputs, targets), few)
     arguments = (model, inputs, targets, loss_fn)
     expected = rows.gradients(*arguments, variables=variables, method="loop")
     if method in products.METHODS:
@@ -73,7 +76,12 @@ def check(
         scale = max(scale, 1e-3 * max(scales))
         difference = float(tf.reduce_max(tf.abs(a - b)))
         differences.append(difference / scale if scale else difference)
-        if not differences[-1] <= tolerance:
+        if not math.isfinite(differences[-1]):
+            raise config.ConfigError(
+                f"By method={method!r} {name} of the batch, or of its examples one by one, are not "
+                "finite: check inputs, variables and loss."
+            )
+        if differences[-1] > tolerance:
             raise config.ConfigError(
                 f"By method={method!r} {name} of the batch differ from those of single examples by "
                 f"{differences[-1]:.2g} of their size (tolerance {tolerance}): the model mixes "

@@ -74,18 +74,33 @@ def find(layer: Any) -> Kernel:
       ConfigError: there is none; the layer, its class and the remedy are named.
     """
     cls = type(layer)
+    if getattr(layer, "lora_enabled", False):
+        raise config.ConfigError(
+            f"Layer {layer.name!r} computes with LoRA, which no per-example kernel knows: use "
+            'method="vectorized_map" ("double_backprop" for products).'
+        )
     for base in cls.__mro__:
         kernel = _registered.get(base)
         if kernel is None and recording.of_keras(base):
             kernel = _BUILT_IN.get(base.__name__)
         if kernel is not None:
-            if cls.call is base.call:
+            if cls.call is base.call and not _changes(cls, base):
                 return kernel
             break
     raise config.ConfigError(
         f"Layer {layer.name!r} of class {cls.__name__} has variables but no per-example kernel: "
         "add one with per_example.register_kernel, leave its variables out, or use "
-        'method="vectorized_map" ("double_backprop" for products).'
+        'method="vectorized_map" or "loop" ("double_backprop" for products).'
+    )
+
+
+def _changes(cls: type, base: type) -> bool:
+    """A subclass overrides what the base's call may use, or the layer computes in another way."""
+    harmless = {"build", "get_config", "from_config", "compute_mask", "compute_output_shape"}
+    return any(
+        not name.startswith("__") and name not in harmless and hasattr(base, name)
+        for part in cls.__mro__[: cls.__mro__.index(base)]
+        for name in vars(part)
     )
 
 
@@ -126,14 +141,11 @@ def dots(use: recording.Use, g: tf.Tensor, vectors: dict[int, tf.Tensor]) -> tf.
 
 def applied(use: recording.Use, vectors: dict[int, tf.Tensor]) -> tf.Tensor:
     """The layer's output before its activation, with `vectors` for its own variables, others 0."""
-    layer = use.layer
+    own = recording.own_variables(use.layer)
     values = {}
-    inner = {id(v) for part in recording.sublayers(layer)[1:] for v in part.variables}
-    own = [v for v in layer.trainable_variables if id(v) not in inner]
     for variable in own:
         given = vectors.get(recording.key(variable))
-        value = tf.zeros(variable.shape) if given is None else given
-        values[recording.key(variable)] = value
+        values[recording.key(variable)] = tf.zeros(variable.shape) if given is None else given
     return _called(use, own, values)
 
 

@@ -72,6 +72,7 @@ def dots(
             f"chunk_size={chunk_size} has no effect with method={method!r}, which forms no "
             "gradient of an example: leave it out."
         )
+    vectors = _checked(vectors, variables)
     if method == "materialize":
         return _materialized(
             model, inputs, targets, loss_fn, vectors, variables, training, chunk_size
@@ -142,6 +143,17 @@ def push_forward(
     return result
 
 
+def _checked(vectors, variables):
+    vectors = [tf.convert_to_tensor(vector) for vector in vectors]
+    shapes = [tuple(vector.shape) for vector in vectors]
+    if shapes != [tuple(variable.shape) for variable in variables]:
+        raise config.ConfigError(
+            f"vectors of the shapes {shapes} are no vector of the variables: give one tensor for "
+            f"each of the {len(variables)}, of its shape."
+        )
+    return vectors
+
+
 def _ghost(model, inputs, targets, loss_fn, vectors, variables, training):
     losses, uses = rows.recorded(model, inputs, targets, loss_fn, variables, training)
     by_variable = {recording.key(v): x for v, x in zip(variables, vectors, strict=True)}
@@ -190,7 +202,7 @@ def _materialized(model, inputs, targets, loss_fn, vectors, variables, training,
     def of_chunk(inputs, targets):
         products = [
             tf.tensordot(g, tf.cast(v, g.dtype), v.shape.rank)
-            for g, v in zip(take(inputs, targets), map(tf.convert_to_tensor, vectors), strict=True)
+            for g, v in zip(take(inputs, targets), vectors, strict=True)
         ]
         return [tf.add_n([tf.cast(product, dtype) for product in products])]
 

@@ -124,6 +124,14 @@ class Recorder:
         """
         with contextlib.ExitStack() as stack:
             for owner in self._owners:
+                if getattr(owner.layer.call, "is_recording", False):
+                    raise config.ConfigError(
+                        f"Layer {owner.layer.name!r} is being recorded already: take gradients of "
+                        "one model in one thread at a time."
+                    )
+            for owner in self._owners:
+                for variable in owner.variables:
+                    stack.enter_context(_watched(as_variable(variable)))
                 stack.enter_context(
                     substituted(owner.layer, call=self._recording(owner.layer, owner.layer.call))
                 )
@@ -168,15 +176,26 @@ class Recorder:
                     output = call_it(*args, **kwargs)
             finally:
                 self._depth -= 1
-            self.uses.append(Use(layer, dict(arguments), *(before_activation or [output])))
+            before = before_activation[0] if before_activation else output
+            self.uses.append(Use(layer, dict(arguments), before))
             return output
 
+        recorded.is_recording = True
         return recorded
 
 
 def has_activation(layer: Any) -> bool:
-    """The layer ends with an activation function, as Dense and convolutions may."""
-    return of_keras(type(layer)) and getattr(layer, "activation", None) is not None
+    """The layer ends with an activation function, as Dense and convolutions of Keras may."""
+    cls = type(layer)
+    call_of_keras = any(
+        of_keras(base) and cls.call is getattr(base, "call", None) for base in cls.__mro__
+    )
+    return call_of_keras and getattr(layer, "activation", None) is not None
+
+
+def own_variables(layer: Any) -> list[Any]:
+    """What the layer itself trains when it is not frozen; neither moving statistics nor parts."""
+    return list(vars(layer)["_trainable_variables" if is_keras_3(layer) else "_trainable_weights"])
 
 
 @contextlib.contextmanager
@@ -194,6 +213,12 @@ def substituted(target: Any, **attributes: Any) -> Iterator[None]:
                 object.__setattr__(target, name, before[name])
             else:
                 object.__delattr__(target, name)
+
+
+def _watched(variable):
+    """Tapes see every read of a variable, also of one that is frozen."""
+    frozen = vars(variable).get("_trainable") is False
+    return substituted(variable, _trainable=True) if frozen else contextlib.nullcontext()
 
 
 def _graph(tensor):

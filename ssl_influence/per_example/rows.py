@@ -167,9 +167,9 @@ def chunked(
         return tf.reshape(x[:whole], [-1, chunk_size, *x.shape[1:]])
 
     def of_chunk(chunk):
-        return function(*tf.nest.pack_sequence_as(rows, chunk))
+        return function(*refilled(rows, chunk))
 
-    parts = [split(x) for x in tf.nest.flatten(rows)]
+    parts = [split(x) for x in leaves(rows)]
     if tf.executing_eagerly():
         done = [of_chunk([x[i] for x in parts]) for i in range(whole // chunk_size)]
     else:
@@ -177,8 +177,20 @@ def chunked(
         stacked = tf.map_fn(of_chunk, parts, fn_output_signature=per_chunk, parallel_iterations=1)
         done = [[tf.reshape(x, [whole, *x.shape[2:]]) for x in stacked]]
     if whole < batch:
-        done.append(function(*tf.nest.map_structure(lambda x: x[whole:], rows)))
+        done.append(of_chunk([tf.convert_to_tensor(x)[whole:] for x in leaves(rows)]))
     return tf.nest.map_structure(lambda *x: tf.concat(x, 0), *done)
+
+
+def leaves(nest: Any) -> list[Any]:
+    """The parts of a nest that are not None."""
+    return [part for part in tf.nest.flatten(nest) if part is not None]
+
+
+def refilled(nest: Any, parts: Sequence[Any]) -> Any:
+    """The nest with other parts in the places of its `leaves`."""
+    parts = iter(parts)
+    filled = [None if part is None else next(parts) for part in tf.nest.flatten(nest)]
+    return tf.nest.pack_sequence_as(nest, filled)
 
 
 def recorded(
@@ -206,11 +218,26 @@ def recorded(
                 tape.watch(variable)
         losses = recorder(lambda: losses_of(model, inputs, targets, loss_fn, training))
         total = tf.reduce_sum(losses)
+    for use in recorder.uses:
+        _require_rows(use, inputs)
     given = tape.gradient(total, [use.output for use in recorder.uses])
     return losses, [
         (use, tf.zeros_like(use.output) if g is None else tf.convert_to_tensor(g))
         for use, g in zip(recorder.uses, given, strict=True)
     ]
+
+
+def _require_rows(use, inputs):
+    """Each row of a layer is taken for an example."""
+    batch = _batch_size(inputs)
+    for tensor in (*tf.nest.flatten(use.inputs), use.output):
+        rows = tensor.shape[0] if tensor.shape.rank else 0
+        if batch is not None and rows not in (None, batch):
+            raise config.ConfigError(
+                f"Layer {use.layer.name!r} sees {rows} rows for {batch} examples: its first axis "
+                "is not that of the examples, so their gradients cannot be told apart there. Use "
+                'method="vectorized_map" ("double_backprop" for products).'
+            )
 
 
 def losses_of(model, inputs, targets, loss_fn, training) -> tf.Tensor:
@@ -220,22 +247,24 @@ def losses_of(model, inputs, targets, loss_fn, training) -> tf.Tensor:
       ConfigError: it is not.
     """
     losses = loss_fn(model(inputs, training=training), targets)
-    if losses.shape.rank != 1:
+    if not losses.shape.is_compatible_with([_batch_size(inputs)]):
         raise config.ConfigError(
-            f"loss_fn gives losses of shape {losses.shape}: it must keep one for each example, [B] "
-            "(no reduction)."
+            f"loss_fn gives losses of shape {losses.shape} for {_batch_size(inputs)} examples: it "
+            "must keep one for each example, [B] (no reduction)."
         )
     return losses
 
 
 @contextlib.contextmanager
 def keeping_state(model: Any, training: bool) -> Iterator[None]:
-    """The model's other variables, as moving statistics, are put back at the end."""
-    state = [recording.as_variable(v) for v in model.non_trainable_variables] if training else []
+    """All variables are put back at the end, if a call in training mode may change them."""
+    state = [recording.as_variable(v) for v in model.variables] if training else []
     before = [tf.identity(variable) for variable in state]
-    yield
-    for variable, value in zip(state, before, strict=True):
-        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
 
 
 def _by_kernels(model, inputs, targets, loss_fn, variables, training, conv_method):
@@ -267,16 +296,14 @@ def _mapped(map_rows, model, inputs, targets, loss_fn, variables, training):
             for variable in sources:
                 if not variable.trainable:
                     tape.watch(variable)
-            losses = losses_of(
-                model, *tf.nest.pack_sequence_as((inputs, targets), row), loss_fn, training
-            )
+            losses = losses_of(model, *refilled((inputs, targets), row), loss_fn, training)
         found = tape.gradient(losses, sources)
         return [
             tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
             for v, g in zip(sources, found, strict=True)
         ]
 
-    rows = [tf.convert_to_tensor(x) for x in tf.nest.flatten((inputs, targets))]
+    rows = [tf.convert_to_tensor(x) for x in leaves((inputs, targets))]
     return map_rows(one, rows, _spec(variables))
 
 
@@ -288,6 +315,8 @@ def _vectorized(one, rows, spec):
 def _one_by_one(one, rows, spec):
     if not tf.executing_eagerly():
         return tf.map_fn(one, rows, fn_output_signature=spec, parallel_iterations=1)
+    if not rows[0].shape[0]:
+        return [tf.zeros([0, *row.shape], row.dtype) for row in spec]
     done = [one([x[i] for x in rows]) for i in range(rows[0].shape[0])]
     return [tf.stack(parts) for parts in zip(*done, strict=True)]
 

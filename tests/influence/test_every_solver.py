@@ -298,3 +298,77 @@ def test_losses_must_keep_the_rows(problem):
             problem.validation,
             lambda logits, targets: tf.reduce_mean(cross_entropy(logits, targets)),
         )
+
+
+def test_outputs_with_an_axis_more():
+    """A linear model: the Gauss-Newton matrix is the Hessian, also where the axis is as long."""
+    rng = np.random.default_rng(0)
+    for positions in (3, 4):
+        model = keras.Sequential(
+            [keras.Input([positions, 2]), keras.layers.Dense(CLASSES, dtype="float64")]
+        )
+        parts = [
+            (
+                tf.constant(rng.normal(size=[2, positions, 2])),
+                tf.constant(rng.dirichlet(np.ones(CLASSES), [2, positions])),
+            )
+            for _ in range(3)
+        ]
+        weight = tf.constant([0.2, 3.0], tf.float64)
+
+        def loss(logits, targets):
+            return tf.reduce_sum(cross_entropy(logits, targets), axis=1)
+
+        found = [
+            weight_gradients.of_model(
+                model,
+                *parts,
+                loss,
+                example_weight=weight,
+                settings=config.WeightConfig(inverse_hessian="exact", curvature=curvature),
+            )[0]
+            for curvature in config.CURVATURES
+        ]
+        np.testing.assert_allclose(*found, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"example_weight": tf.ones([4])}, "does not fit 6 unlabeled rows"),
+        ({"validation": (tf.zeros([0, 4]), tf.zeros([0, 3]))}, "validation part has no row"),
+        (
+            {"labeled": (tf.zeros([5, 4]), tf.zeros([6, 3]))},
+            "labeled inputs and targets have 5 and 6",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(problem, change, message):
+    parts = {name: getattr(problem, name) for name in ("labeled", "unlabeled", "validation")}
+    with pytest.raises(config.ConfigError, match=message):
+        weight_gradients.of_model(problem.model, loss_fn=cross_entropy, **{**parts, **change})
+
+
+def test_an_error_while_unrolling_leaves_the_network_where_it_was():
+    other = Problem()
+    before, calls = [v.numpy() for v in other.variables], []
+
+    def breaks(logits, targets):
+        calls.append(1)
+        if len(calls) > 6:
+            raise ZeroDivisionError
+        return cross_entropy(logits, targets)
+
+    with pytest.raises(ZeroDivisionError):
+        weight_gradients.of_model(
+            other.model,
+            other.labeled,
+            other.unlabeled,
+            other.validation,
+            breaks,
+            settings=config.WeightConfig(
+                inverse_hessian="unrolled", unroll_steps=9, unroll_step=0.5
+            ),
+        )
+    for variable, value in zip(other.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)

@@ -381,3 +381,141 @@ def test_a_model_is_left_as_it_was():
 
 def test_the_memory_to_spare_is_known():
     assert rows.free_memory() > 2**20
+
+
+@pytest.mark.parametrize("library", zoo.LIBRARIES)
+def test_a_subclass_that_changes_nothing_keeps_its_kernel(library):
+    layers = zoo.LIBRARIES[library].layers
+
+    class Named(layers.Dense):
+        pass
+
+    class Standardized(layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            return super().convolution_op(inputs, 2.0 * kernel)
+
+    model = zoo._chain(
+        zoo.LIBRARIES[library],
+        [5],
+        Named(4, activation="tanh", dtype="float64"),
+        layers.Dense(zoo.CLASSES, dtype="float64"),
+        dtype="float64",
+    )
+    inputs, labels = zoo.batch(model)
+    for method in ("kernels", "ghost"):
+        checking.check(model, inputs, labels, zoo.cross_entropy, method=method, tolerance=1e-9)
+    model = zoo._chain(
+        zoo.LIBRARIES[library],
+        [5, 5, 2],
+        Standardized(3, 3, dtype="float64"),
+        layers.GlobalAveragePooling2D(dtype="float64"),
+        dtype="float64",
+    )
+    with pytest.raises(config.ConfigError, match="of class Standardized"):
+        rows.gradients(model, *zoo.batch(model), zoo.cross_entropy)
+
+
+@pytest.mark.parametrize("library", zoo.LIBRARIES)
+def test_products_with_variables_that_are_frozen(library):
+    model, inputs, labels, expected, vectors, _ = problem("norms", library)
+    layer = next(part for part in model.layers if "batch_norm" in part.name)
+    layer.trainable = False
+    try:
+        found = products.dots(
+            model,
+            inputs,
+            labels,
+            zoo.cross_entropy,
+            [vectors[2]],
+            variables=[layer.gamma],
+            method="ghost",
+        )
+    finally:
+        layer.trainable = True
+    np.testing.assert_allclose(found, expected[2] @ vectors[2].numpy(), atol=1e-10)
+
+
+def test_rows_that_are_no_examples_are_refused():
+    dense = keras.layers.Dense(zoo.CLASSES)
+    inputs = keras.Input([4])
+    views = dense(tf.concat([inputs, inputs**2], 0))
+    model = keras.Model(inputs, sum(tf.split(views, 2)))
+    for runner in RUNNERS.values():
+        with pytest.raises(config.ConfigError, match="sees 10 rows for 5 examples"):
+            runner(lambda: rows.gradients(model, *zoo.batch(model), zoo.cross_entropy))()
+
+
+def test_tied_weights_are_seen_where_they_are_frozen():
+    keras_3 = zoo.LIBRARIES["keras_3"]
+    embedding = keras_3.layers.Embedding(zoo.CLASSES, 4, trainable=False, dtype="float64")
+
+    class Tied(keras_3.Model):
+        def call(self, inputs):
+            return tf.reduce_mean(embedding(inputs), 1) @ tf.transpose(embedding.embeddings)
+
+    model = Tied()
+    model.embedding = embedding
+    tokens, labels = tf.constant([[0, 1, 2], [2, 2, 1]]), tf.constant([0, 1])
+    model(tokens)
+    variables = [embedding.embeddings]
+    with pytest.raises(config.ConfigError, match="read outside of that layer"):
+        rows.gradients(model, tokens, labels, zoo.cross_entropy, variables=variables)
+    assert not embedding.embeddings.trainable
+
+
+@pytest.mark.parametrize("method", [*rows.METHODS, *products.METHODS])
+def test_there_may_be_no_targets(method):
+    model, inputs, *_ = problem("dense", "tf_keras")
+    worst = checking.check(model, inputs, None, lambda o, _: tf.reduce_sum(o**2, 1), method=method)
+    assert worst < 1e-9
+
+
+def test_no_rows_give_no_gradients():
+    model, inputs, labels, *_ = problem("dense", "tf_keras")
+    for method in rows.METHODS:
+        found = rows.gradients(model, inputs[:0], labels[:0], zoo.cross_entropy, method=method)
+        assert [tuple(g.shape) for g in found] == [(0, *v.shape) for v in model.trainable_variables]
+    with pytest.raises(config.ConfigError, match="no example"):
+        checking.check(model, inputs[:0], labels[:0], zoo.cross_entropy)
+
+
+@pytest.mark.parametrize("method", ["kernels", "double_backprop"])
+def test_statistics_are_put_back_after_an_error(method):
+    model, inputs, labels, _, vectors, _ = problem("norms", "tf_keras")
+    before = [v.numpy() for v in model.variables]
+
+    def broken(outputs, labels):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        if method == "kernels":
+            rows.gradients(model, inputs, labels, broken, training=True)
+        else:
+            products.dots(model, inputs, labels, broken, vectors, training=True)
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_a_model_that_is_being_recorded_is_refused_and_left_whole():
+    model, inputs, labels, expected, *_ = problem("dense", "tf_keras")
+
+    def within(outputs, labels):
+        rows.gradients(model, inputs, labels, zoo.cross_entropy)
+
+    with pytest.raises(config.ConfigError, match="one thread at a time"):
+        rows.gradients(model, inputs, labels, within)
+    assert_all_close(rows.gradients(model, inputs, labels, zoo.cross_entropy), expected, 1e-10)
+
+
+def test_vectors_of_other_shapes_are_refused():
+    model, inputs, labels, _, vectors, _ = problem("dense", "tf_keras")
+    for wrong in (vectors[:-1], [tf.transpose(vectors[0]), *vectors[1:]]):
+        for method in products.METHODS:
+            with pytest.raises(config.ConfigError, match="are no vector of the variables"):
+                products.dots(model, inputs, labels, zoo.cross_entropy, wrong, method=method)
+
+
+def test_what_is_not_finite_is_called_so():
+    model, inputs, labels, *_ = problem("dense", "tf_keras")
+    with pytest.raises(config.ConfigError, match="not finite"):
+        checking.check(model, inputs * np.nan, labels, zoo.cross_entropy)
