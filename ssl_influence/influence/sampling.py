@@ -18,8 +18,10 @@ def counts(
       [n], so that a sum over rows weighted by it has the whole sum for its mean.
     """
     n = tf.shape(row_weight)[0]
-    seed = tf.cast(seed, tf.int32) + tf.stack([0, iteration])
-    # By name: what is chosen otherwise is another generator under XLA.
+    # The generator is named, as what is chosen otherwise is another one under XLA.
+    seed = tf.random.experimental.stateless_fold_in(
+        tf.cast(seed, tf.int32), tf.cast(iteration, tf.int32), alg="philox"
+    )
     drawn = tf.random.stateless_uniform([rows], seed, 0, n, tf.int32, alg="philox")
     found = tf.reduce_sum(tf.one_hot(drawn, n, dtype=row_weight.dtype), axis=0)
     return found * tf.cast(n, row_weight.dtype) / tf.cast(rows, row_weight.dtype)
