@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import products, solve_info
+from ssl_influence.influence import factorizations, products, solve_info
 
 _log = logging.getLogger("ssl_influence")
 
@@ -86,7 +86,7 @@ def exact(matrix: tf.Tensor, rhs: products.Vector, *, damping: float | tf.Tensor
         [tf.fill([size], own) for size, own in zip(system.sizes, system.damping, strict=True)], 0
     )
     matrix = tf.linalg.set_diag(matrix, tf.linalg.diag_part(matrix) + shift)
-    factor, done = _checked_cholesky(matrix)
+    factor, done = factorizations.cholesky(matrix)
 
     def inverse(vector):
         return tf.linalg.cholesky_solve(factor, vector[:, tf.newaxis])[:, 0]
@@ -99,7 +99,7 @@ def exact(matrix: tf.Tensor, rhs: products.Vector, *, damping: float | tf.Tensor
     x = tf.where(done, x, tf.zeros_like(x))
 
     def look_for_negative_curvature():
-        start = [_probe(matrix)[:, 0]]
+        start = [factorizations.probe(matrix)[:, 0]]
         return _conjugate_gradients(lambda v: [times(v[0])], start, 1e-6, 100).negative
 
     negative = tf.cond(done, lambda: tf.constant(False), look_for_negative_curvature)
@@ -391,7 +391,9 @@ def outer_product(
     ones = [tf.ones_like(own) for own in system.damping]
     weight = ones if undamped else [tf.math.rsqrt(own) for own in system.damping]
     rows = _multiply(rows, weight)
-    values, vectors = _eigh(tf.add_n([tf.matmul(part, part, transpose_b=True) for part in rows]))
+    values, vectors = factorizations.eigh(
+        tf.add_n([tf.matmul(part, part, transpose_b=True) for part in rows])
+    )
     noise = system.epsilon * tf.cast(tf.maximum(tf.shape(values)[0], 10), system.dtype)
     kept = values > noise * tf.reduce_max(values)
     inverse_values = tf.where(kept, tf.math.reciprocal_no_nan(values), tf.zeros_like(values))
@@ -722,33 +724,6 @@ def _conjugate_gradients(times, b, tolerance, max_iterations):
         tf.constant(0), start, b, b, square, start, square, tf.zeros_like(square), no, no
     )
     return _Conjugate(*tf.while_loop(unfinished, step, begin, maximum_iterations=max_iterations))
-
-
-def _checked_cholesky(matrix):
-    """The factor and whether it is one; on CPU a failed factorization is NaN or anything at all."""
-    factor = tf.linalg.cholesky(matrix)
-    probe = _probe(matrix)
-    expected = tf.matmul(matrix, probe)
-    found = tf.matmul(factor, tf.matmul(factor, probe, transpose_a=True))
-    pivots = tf.linalg.diag_part(factor) ** 2 / tf.linalg.diag_part(matrix)
-    done = (
-        tf.reduce_all(tf.math.is_finite(factor))
-        & (tf.norm(found - expected) <= 1e-3 * tf.norm(expected))
-        & tf.reduce_all(pivots > 30 * _epsilon(matrix.dtype))
-    )
-    return tf.where(done, factor, tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)), done
-
-
-def _probe(matrix):
-    """A fixed vector [P, 1] with a share of whatever an eigenvector may be."""
-    probe = tf.cos(tf.range(tf.shape(matrix)[0], dtype=tf.float32))
-    return tf.cast(probe, matrix.dtype)[:, tf.newaxis]
-
-
-def _eigh(matrix):
-    # The decomposition raises on what is not finite, in a graph too; the residual tells of it.
-    finite = tf.reduce_all(tf.math.is_finite(matrix))
-    return tf.linalg.eigh(tf.where(finite, matrix, tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)))
 
 
 def _refined(inverse, times, b, steps=2):

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import solve_info
+from ssl_influence.influence import factorizations, solve_info
 
 METHODS = ("auto", "cholesky", "cg", "woodbury", "inverse")
 # "auto" solves directly up to the first D * C; up to the second it does so where cg falls short. On
@@ -253,19 +253,7 @@ class _System(NamedTuple):
 
 def _cholesky(system, rhs):
     matrix = system.lifted_matrix()
-    factor = tf.linalg.cholesky(matrix)
-    # On CPU a failed factorization is not an error: the result is NaN or not a factor at all.
-    probe = tf.cos(tf.range(tf.shape(matrix)[0], dtype=tf.float32))
-    probe = tf.cast(probe, matrix.dtype)[:, tf.newaxis]
-    expected = tf.matmul(matrix, probe)
-    found = tf.matmul(factor, tf.matmul(factor, probe, transpose_a=True))
-    pivots = tf.linalg.diag_part(factor) ** 2 / tf.linalg.diag_part(matrix)
-    done = (
-        tf.reduce_all(tf.math.is_finite(factor))
-        & (tf.norm(found - expected) <= 1e-3 * tf.norm(expected))
-        & tf.reduce_all(pivots > 30 * _epsilon(matrix.dtype))
-    )
-    factor = tf.where(done, factor, _identity_like(factor))
+    factor, done = factorizations.cholesky(matrix)
 
     def inverse(r):
         return tf.reshape(tf.linalg.cholesky_solve(factor, tf.reshape(r, [-1, 1])), tf.shape(r))
@@ -281,7 +269,7 @@ def _cholesky(system, rhs):
 
 
 def _inverse(system, rhs):
-    values, vectors = _eigh(system.lifted_matrix())
+    values, vectors = factorizations.eigh(system.lifted_matrix())
     done = tf.reduce_min(values) > 30 * _epsilon(rhs.dtype) * tf.reduce_max(tf.abs(values))
     values_or_one = tf.where(done, values, tf.ones_like(values))
     matrix = tf.matmul(vectors / values_or_one, vectors, transpose_b=True)
@@ -313,7 +301,7 @@ def _woodbury(system, rhs):
     inner = tf.reshape(inner, [n * c, n * c]) + tf.eye(n * c, dtype=x.dtype)
     factor = tf.linalg.cholesky(inner)
     done &= tf.reduce_all(tf.math.is_finite(factor))
-    factor = tf.where(done, factor, _identity_like(factor))
+    factor = tf.where(done, factor, factorizations.identity_like(factor))
 
     def inverse(r):
         r = r / diagonal
@@ -448,7 +436,7 @@ def _kronecker_preconditioner(system):
     curvature = tf.abs(weight)[:, tf.newaxis] * p * (1 - p)
     per_row = tf.reduce_sum(curvature, axis=1, keepdims=True)
     per_class = tf.math.divide_no_nan(tf.reduce_sum(curvature, axis=0), tf.reduce_sum(per_row))
-    g, v = _eigh(tf.matmul(x, per_row * x, transpose_a=True))
+    g, v = factorizations.eigh(tf.matmul(x, per_row * x, transpose_a=True))
     scale = tf.maximum(g, 0)[:, tf.newaxis] * per_class + tf.reduce_mean(diagonal)
     size = tf.reduce_max(scale)
     inverse = tf.math.reciprocal_no_nan(tf.maximum(scale, _epsilon(x.dtype) * size))
@@ -491,19 +479,9 @@ def _without_shift(matrix):
     return matrix if _is_binary(matrix) else matrix - _shift(matrix)
 
 
-def _eigh(matrix):
-    # The decomposition raises on what is not finite, in a graph too; the residual tells of it.
-    finite = tf.reduce_all(tf.math.is_finite(matrix))
-    return tf.linalg.eigh(tf.where(finite, matrix, _identity_like(matrix)))
-
-
 def _is_indefinite(eigenvalues):
     largest = tf.reduce_max(tf.abs(eigenvalues))
     return tf.reduce_min(eigenvalues) < -100 * _epsilon(eigenvalues.dtype) * largest
-
-
-def _identity_like(matrix):
-    return tf.eye(tf.shape(matrix)[0], dtype=matrix.dtype)
 
 
 def _epsilon(dtype):
