@@ -80,7 +80,7 @@ def head_of(model):
     return model.get_layer("head").trainable_variables
 
 
-@pytest.mark.parametrize("name", ["exact", "neumann", "lissa", "outer_product", "unrolled"])
+@pytest.mark.parametrize("name", ["neumann", "lissa", "outer_product", "unrolled"])
 def test_a_block_of_the_last_layer_alone_gives_what_its_closed_form_does(name):
     settings = {"inverse_hessian": name, **SOLVERS[name]}
     closed = gradient(make_trainer(**settings), *batches())

@@ -42,8 +42,13 @@ class LastLayer(NamedTuple):
         return lambda vector: self._product(self.logits, self.weight, vector)
 
     def exact(self, rhs: tf.Tensor, curvature: str, damping: float, tolerance: float) -> Solution:
-        """A direct solve where it fits, else conjugate gradients; see softmax_head.solve."""
+        """A direct solve where it fits, else conjugate gradients; see softmax_head.solve.
+
+        In float64 they go to 1e-10 at least.
+        """
         del curvature
+        if self.features.dtype == tf.float64:
+            tolerance = min(tolerance, 1e-10)
         return self._closed_form(rhs, "auto", damping=damping, tolerance=tolerance)
 
     def conjugate_gradient(
