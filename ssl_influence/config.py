@@ -296,14 +296,18 @@ class WeightConfig:
       inverse_hessian: one of INVERSE_HESSIANS; see `influence.inverse_hvp` for each.
       curvature: "gauss_newton" or "hessian"; over the last layer they are the same.
       cg_tolerance: relative residual at which conjugate gradients stop.
-      cg_iterations: the most that conjugate gradients take.
+      cg_iterations: the most that conjugate gradients take; a weight step whose solve ends there
+        short of the tolerance is skipped.
       neumann_terms: terms of the series.
-      neumann_step: its step; None is the inverse of a bound on the largest eigenvalue.
+      neumann_step: its step; None is the inverse of 1.1 times an estimate of the largest
+        eigenvalue, which takes 20 products more.
       lissa_iterations: samples of the Hessian that are taken.
-      lissa_scale: above its largest eigenvalue; None is a bound on it.
+      lissa_scale: above the largest eigenvalue of a sample; None is twice an estimate over four
+        samples, which takes 80 products more.
       lissa_rows: rows of a sample, drawn from the labeled and the unlabeled ones together.
-      unroll_steps: steps of gradient descent that are differentiated through.
-      unroll_step: their size; None is the inverse of a bound on the largest eigenvalue.
+      unroll_steps: steps of gradient descent from the present variables whose Hessians take turns
+        in the series; the gradients of L_V and of each row are those of the present variables.
+      unroll_step: their size; None is as for neumann_step.
       validation_batch_norm: BatchNorm on the validation batch: "inference" or "batch" statistics.
     """
 

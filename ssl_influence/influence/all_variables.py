@@ -128,7 +128,8 @@ class Objective:
     ) -> tuple[products.Vector, solve_info.SolveInfo]:
         """Solves with sum_i w_i g_i g_i^T + L2 in the place of H, g_i the gradients of the rows.
 
-        It is of rank n: conjugate gradients get there in n + 1 steps, and form no g_i.
+        It is of rank n beside the L2: conjugate gradients get there in few more than n steps, or
+        twice that where the L2 has two values, and form no g_i.
         """
         row_weight = []
 

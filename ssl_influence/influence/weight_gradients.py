@@ -265,6 +265,7 @@ def _solve(system, rhs, settings, seed):
             damping=damping,
             hvp=product,
         )
+    # H at the points of a descent; the gradients on both sides stay those of the start.
     step = settings.unroll_step
     if step is None:
         step = 1.0 / _bound(product, rhs, damping)
@@ -279,7 +280,7 @@ def _solve(system, rhs, settings, seed):
 
 
 def _bound(product, rhs, damping):
-    """Above the largest eigenvalue of H + damping, by a margin for the estimate's shortfall."""
+    """An estimate of the largest eigenvalue of H + damping, with a margin for its shortfall."""
     return 1.1 * inverse_hvp.largest_eigenvalue(product, rhs) + damping
 
 

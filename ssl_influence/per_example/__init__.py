@@ -1,7 +1,7 @@
 """What each example of a batch contributes to a gradient, for any Keras model.
 
 - `gradients`: G_u = d ell_u / d theta for every example u of a batch.
-- `dots`: <G_u, v> for every u and one vector v, at the cost of about one gradient.
+- `dots`: <G_u, v> for every u and one vector v, in about the time of one gradient.
 - `check`: is what was had for a batch what single examples give?
 - `register_kernel`: teaches the first two a layer of one's own.
 """

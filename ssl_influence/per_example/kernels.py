@@ -112,7 +112,17 @@ def gradients(use: recording.Use, g: tf.Tensor, conv_method: str = "auto") -> Gr
       g: the gradient by use.output.
       conv_method: see `convolution.kernel_gradients`.
     """
-    return find(use.layer).gradients(use, g, conv_method)
+    pairs = list(find(use.layer).gradients(use, g, conv_method))
+    found = {recording.key(variable): gradient for variable, gradient in pairs}
+    for variable in recording.own_variables(use.layer):
+        gradient = found.get(recording.key(variable))
+        if gradient is None or not gradient.shape[1:].is_compatible_with(variable.shape):
+            shape = "no gradient" if gradient is None else f"one of shape {gradient.shape}"
+            raise config.ConfigError(
+                f"The kernel of layer {use.layer.name!r} gives {shape} for {variable.name!r}: it "
+                f"must give [B, *{tuple(variable.shape)}]."
+            )
+    return pairs
 
 
 def dots(use: recording.Use, g: tf.Tensor, vectors: dict[int, tf.Tensor]) -> tf.Tensor:
@@ -133,7 +143,7 @@ def dots(use: recording.Use, g: tf.Tensor, vectors: dict[int, tf.Tensor]) -> tf.
     return tf.add_n(
         [
             _over_examples(_wide(gradient) * _wide(vectors[recording.key(variable)]))
-            for variable, gradient in kernel.gradients(use, g, "auto")
+            for variable, gradient in gradients(use, g)
             if recording.key(variable) in vectors
         ]
     )
@@ -159,10 +169,15 @@ def _called(use, variables, values):
         ):
             return layer.call(**use.arguments)
     compute = tf.as_dtype(layer.compute_dtype)
-    for name, held in vars(layer).items():
-        for variable in variables:
-            if held is variable:
-                attributes[name] = tf.cast(values[recording.key(variable)], compute)
+    for variable in variables:
+        names = [name for name, held in vars(layer).items() if held is variable]
+        if not names:
+            raise config.ConfigError(
+                f"The variable {variable.name!r} is no attribute of layer {layer.name!r}, so its "
+                'kernel cannot be linear=True: register it without, or use "double_backprop".'
+            )
+        for name in names:
+            attributes[name] = tf.cast(values[recording.key(variable)], compute)
     with recording.substituted(layer, **attributes):
         return layer.call(**use.arguments)
 
@@ -309,6 +324,7 @@ def _batch_norm(use, g, conv_method):
     del conv_method
     layer = use.layer
     _no_mask(use)
+    _refuse(layer, "renorm", "virtual_batch_size")
     x, g = _wide(use.inputs), _wide(g)
     axes = [a % x.shape.rank for a in _as_list(layer.axis)]
     if use.arguments.get("training") and layer.trainable:
@@ -331,10 +347,8 @@ def _layer_norm(use, g, conv_method):
     _no_mask(use)
     x, g = _wide(use.inputs), _wide(g)
     axes = [a % x.shape.rank for a in _as_list(layer.axis)]
-    if getattr(layer, "rms_scaling", False):
-        mean, variance = tf.zeros([], x.dtype), tf.reduce_mean(x**2, axes, keepdims=True)
-    else:
-        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+    _refuse(layer, "rms_scaling")
+    mean, variance = tf.nn.moments(x, axes, keepdims=True)
     normal = (x - mean) * tf.math.rsqrt(variance + tf.constant(layer.epsilon, x.dtype))
     yield from _scale_and_shift(layer, normal, g, axes)
 
@@ -370,6 +384,15 @@ def _no_mask(use):
             f"Layer {use.layer.name!r} is called with a mask, which its per-example kernel does "
             'not know: use method="vectorized_map".'
         )
+
+
+def _refuse(layer, *settings):
+    for name in settings:
+        if getattr(layer, name, None):
+            raise config.ConfigError(
+                f"Layer {layer.name!r} has {name}={getattr(layer, name)}, which its per-example "
+                'kernel does not know: use method="vectorized_map".'
+            )
 
 
 def _as_list(value):

@@ -1,7 +1,7 @@
 """The gradient of every row of a batch: G_u = d ell_u / d theta (the paper's section 4.4).
 
 All gradients together have B times the size of the variables. Where only their products with one
-vector are wanted, `products.dots` needs no more memory than a plain gradient.
+vector are wanted, `products.dots` needs little more memory than a plain gradient.
 """
 
 import contextlib

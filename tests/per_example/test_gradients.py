@@ -244,7 +244,7 @@ def test_half_precision_is_summed_in_single():
 
 
 class Scale(keras.layers.Layer):
-    """One factor for each channel, and one number to shift by that its kernel may leave out."""
+    """One factor for each channel."""
 
     def build(self, shape):
         self.factor = self.add_weight("factor", [shape[-1]], initializer="ones")
@@ -305,7 +305,6 @@ def test_a_subclass_with_a_call_of_its_own_has_no_kernel():
 
 def test_what_no_kernel_sees_is_refused():
     embedding = keras.layers.Embedding(zoo.CLASSES, 4)
-    tokens = keras.Input([5], dtype="int32")
 
     class Tied(keras.Model):
         def call(self, inputs):
@@ -520,3 +519,34 @@ def test_what_is_not_finite_is_called_so():
     model, inputs, labels, *_ = problem("dense", "tf_keras")
     with pytest.raises(config.ConfigError, match="not finite"):
         checking.check(model, inputs * np.nan, labels, zoo.cross_entropy)
+
+
+def test_a_kernel_that_leaves_a_variable_out_is_refused(registry):
+    model = scaled_model()
+    inputs, labels = zoo.batch(model)
+    for wrong, message in (
+        (lambda layer, x, g: [], "gives no gradient for 'scale"),
+        (lambda layer, x, g: [(layer.factor, tf.reduce_sum(g, 2))], "gives one of shape"),
+    ):
+        kernels.register_kernel(Scale)(wrong)
+        with pytest.raises(config.ConfigError, match=message):
+            rows.gradients(model, inputs, labels, zoo.cross_entropy)
+
+
+def test_a_linear_kernel_needs_its_variables_as_attributes(registry):
+    class Listed(keras.layers.Layer):
+        def build(self, shape):
+            self.factors = [self.add_weight("factor", [shape[-1]], initializer="ones")]
+
+        def call(self, inputs):
+            return inputs * self.factors[0]
+
+    kernels.register_kernel(Listed, linear=True)(
+        lambda layer, x, g: [(layer.factors[0], tf.reduce_sum(x * g, axis=1))]
+    )
+    model = keras.Sequential(
+        [keras.Input([6, 4]), Listed(), keras.layers.Flatten(), keras.layers.Dense(zoo.CLASSES)]
+    )
+    ones = [tf.ones_like(v) for v in model.trainable_variables]
+    with pytest.raises(config.ConfigError, match="is no attribute of layer"):
+        products.dots(model, *zoo.batch(model), zoo.cross_entropy, ones, method="ghost")
