@@ -20,6 +20,7 @@ def _chain(library, shape, *layers, dtype):
 def build(kind, library_name, dtype="float64"):
     """A model of one kind in float64 or float32, with all its variables away from their start."""
     library = LIBRARIES[library_name]
+    library.utils.set_random_seed(0)
 
     def layer(name, *args, **kwargs):
         return getattr(library.layers, name)(*args, dtype=dtype, **kwargs)
