@@ -72,12 +72,17 @@ class Objective:
         Args:
           curvature: "hessian", or "gauss_newton": the curvature of each row's loss with the model
             taken as linear; the L2 is exact in both. They agree over the last layer.
+
+        Raises:
+          ConfigError: for another one.
         """
         if curvature == "hessian":
             return products.hvp(self.value, self.variables)
         if curvature != "gauss_newton":
-            raise ValueError(f"curvature={curvature!r} is not one of {', '.join(CURVATURES)}.")
-        weighted, row_weight = self._weighted_product()
+            raise config.ConfigError(
+                f"curvature={curvature!r} is not one of {', '.join(CURVATURES)}."
+            )
+        weighted, row_weight = self._of_rows(_outputs, self.curvature)
         return lambda vector: weighted(vector, row_weight)
 
     def sampled_product(self, rows: int, seed: tf.Tensor) -> Callable[..., products.Vector]:
@@ -87,7 +92,7 @@ class Objective:
           rows: how many, with replacement, out of all; its expectation is the whole matrix.
           seed: [2] integers; with the iteration it determines what is drawn.
         """
-        weighted, row_weight = self._weighted_product()
+        weighted, row_weight = self._of_rows(_outputs, self.curvature)
         return lambda vector, j: weighted(
             vector, row_weight * sampling.counts(row_weight, rows, seed, j)
         )
@@ -131,18 +136,11 @@ class Objective:
         It is of rank n beside the L2: conjugate gradients get there in few more than n steps, or
         twice that where the L2 has two values, and form no g_i.
         """
-        row_weight = []
-
-        def losses_fn():
-            output = self.output_fn()
-            row_weight.append(self._row_weight(output))
-            return _losses(output)
-
-        of_rows = products.gauss_newton_product(
-            losses_fn, lambda losses, tangent: row_weight[0] * tangent, self.variables
+        product, row_weight = self._of_rows(
+            _losses, lambda losses, tangent, weight: weight * tangent
         )
         answer, info = inverse_hvp.conjugate_gradient(
-            self._with_l2(of_rows), rhs, damping=damping, max_iterations=1000
+            lambda vector: product(vector, row_weight), rhs, damping=damping
         )
         return answer, info._replace(solver=tf.constant(solve_info.SOLVERS.index("outer_product")))
 
@@ -202,34 +200,23 @@ class Objective:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
 
-    def _weighted_product(self):
-        """(v, w) -> the Gauss-Newton matrix of rows weighted by w, and the L2, times v; and w."""
-        of_objective, weight = [], []
+    def _of_rows(self, quantity, curvature):
+        """(v, w) -> sum_i w_i J_i^T A_i J_i v + L2 v, J of a quantity of the rows; and their w."""
+        row_weight = None
 
         def outputs_fn():
+            nonlocal row_weight
             output = self.output_fn()
-            of_objective.append(self._row_weight(output))
-            return _outputs(output)
+            row_weight = self._row_weight(output)
+            return quantity(output)
 
-        def of_outputs(outputs, tangent):
-            return self.curvature(outputs, tangent, weight[-1])
+        of_rows = products.gauss_newton_product(outputs_fn, curvature, self.variables)
 
-        of_rows = self._with_l2(
-            products.gauss_newton_product(outputs_fn, of_outputs, self.variables)
-        )
-
-        def product(vector, row_weight):
-            weight.append(row_weight)
-            return of_rows(vector)
-
-        return product, of_objective[0]
-
-    def _with_l2(self, product):
-        def with_l2(vector):
-            parts = zip(product(vector), self.l2, vector, strict=True)
+        def product(vector, weight):
+            parts = zip(of_rows(vector, weight), self.l2, vector, strict=True)
             return [p + tf.cast(c * v, p.dtype) for p, c, v in parts]
 
-        return with_l2
+        return product, row_weight
 
     def _row_weight(self, output):
         # Constants of the objective, but of the variables' present values.

@@ -1,7 +1,8 @@
 """Factorizations of symmetric matrices that say when they failed, in a graph too."""
 
-import numpy as np
 import tensorflow as tf
+
+from ssl_influence.influence import numerics
 
 
 def cholesky(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -21,11 +22,10 @@ def cholesky(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     expected = tf.matmul(matrix, vector)
     found = tf.matmul(factor, tf.matmul(factor, vector, transpose_a=True))
     pivots = tf.linalg.diag_part(factor) ** 2 / tf.linalg.diag_part(matrix)
-    epsilon = float(np.finfo(matrix.dtype.as_numpy_dtype).eps)
     done = (
         tf.reduce_all(tf.math.is_finite(factor))
         & (tf.norm(found - expected) <= 1e-3 * tf.norm(expected))
-        & tf.reduce_all(pivots > 30 * epsilon)
+        & tf.reduce_all(pivots > 30 * numerics.epsilon(matrix.dtype))
     )
     return tf.where(done, factor, identity_like(matrix)), done
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import inverse_hvp, sampling, softmax_head, solve_info
-from ssl_influence.per_example import rows
+from ssl_influence.influence import inverse_hvp, numerics, sampling, softmax_head, solve_info
+from ssl_influence.per_example import rows as per_example_rows
 
 Solution = tuple[tf.Tensor, solve_info.SolveInfo]
 
@@ -23,7 +23,7 @@ class LastLayer(NamedTuple):
       logits: [n, C]; [n, 1] of the binary head.
       gradient: g_i [n, C], of each row's own loss by its logits.
       weight: w [n].
-      l2: of the kernel, a scalar or [D].
+      l2: of the kernel, a scalar, or one for each of its rows without the bias.
       l2_bias: of the bias, a scalar; None where there is none.
       kernel: the weights [D, C], which `descent` alone needs.
     """
@@ -64,13 +64,19 @@ class LastLayer(NamedTuple):
         """Solves with sum_i w_i (x_i g_i^T)(x_i g_i^T)^T + L2 in the place of H.
 
         Raises:
-          ConfigError: the products of features and gradients do not fit in memory; or L2 and
-            damping are 0 for some weights and not for others.
+          ConfigError: the products of features and gradients do not fit in memory; L2 and damping
+            are 0 for some weights and not for others; or the kernel has several L2.
         """
+        if tf.convert_to_tensor(self.l2).shape.rank:
+            raise config.ConfigError(
+                f"l2 of shape {tf.convert_to_tensor(self.l2).shape}: inverse_hessian=outer_product "
+                "takes one number for the kernel."
+            )
         (n, d), c = self.features.shape, self.gradient.shape[1]
         if n is not None:
             size = 2 * n * d * c * self.features.dtype.size
-            rows.require_memory(size, None, f"outer_product of {n} rows of {d} x {c} numbers")
+            what = f"outer_product of {n} rows of {d} x {c} numbers"
+            per_example_rows.require_memory(size, None, what, "use another inverse_hessian")
         outer = self.features[:, :, tf.newaxis] * self.gradient[:, tf.newaxis, :]
         outer = tf.sqrt(self.weight)[:, tf.newaxis, tf.newaxis] * outer
         if self.l2_bias is None:
@@ -154,10 +160,7 @@ class LastLayer(NamedTuple):
         """[D], the bias's own last."""
         dtype = self.features.dtype
         bias = self.l2_bias is not None
-        rows = tf.broadcast_to(_cast(self.l2, dtype), [tf.shape(self.features)[1] - bias])
-        return tf.concat([rows, _cast(self.l2_bias, dtype)[tf.newaxis]], 0) if bias else rows
-
-
-def _cast(value, dtype):
-    # tf.cast takes a Python float through float32.
-    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+        rows = tf.broadcast_to(numerics.cast(self.l2, dtype), [tf.shape(self.features)[1] - bias])
+        return (
+            tf.concat([rows, numerics.cast(self.l2_bias, dtype)[tf.newaxis]], 0) if bias else rows
+        )

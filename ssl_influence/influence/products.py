@@ -45,9 +45,9 @@ def hvp(fn: Callable[[], tf.Tensor], variables: Sequence[tf.Variable]) -> Produc
 
 def gauss_newton_product(
     outputs_fn: Callable[[], tf.Tensor],
-    curvature: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    curvature: Callable[..., tf.Tensor],
     variables: Sequence[tf.Variable],
-) -> Product:
+) -> Callable[..., Vector]:
     """The product v -> J^T A J v, by the generalized Gauss-Newton matrix of a loss of curvature A.
 
     It is the Hessian without the curvature of the model itself, hence never indefinite for a convex
@@ -58,12 +58,12 @@ def gauss_newton_product(
     Args:
       outputs_fn: computes outputs [n, C], the logits of all rows, from the current variables; it is
         called once, here.
-      curvature: (outputs, tangent [n, C]) -> A tangent [n, C], row weights included; see
-        `softmax_curvature`.
+      curvature: (outputs, tangent [n, C], *others) -> A tangent [n, C]; see `softmax_curvature`.
       variables: those that J is by; the outputs need not depend on all of them.
 
     Returns:
-      A function from one tensor a variable to the same, in the variables' dtypes.
+      A function (v, *others) from one tensor a variable to the same, in the variables' dtypes; what
+      follows v is handed to `curvature`.
 
     Raises:
       ConfigError: the outputs depend on no variable, or, at the first product, cannot be
@@ -81,14 +81,14 @@ def gauss_newton_product(
             "model computes them with."
         )
 
-    def product(vector: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def product(vector: Sequence[tf.Tensor], *others: Any) -> list[tf.Tensor]:
         [tangent] = _pull_back(linear, pulled, vector, [probe], or_zeros=False)
         if tangent is None:
             raise config.ConfigError(
                 "The model's gradient has no gradient of its own, as that of a bilinear "
                 "upsampling: use a layer that can be differentiated twice."
             )
-        return _pull_back(primal, [outputs], [curvature(outputs, tangent)], variables)
+        return _pull_back(primal, [outputs], [curvature(outputs, tangent, *others)], variables)
 
     return product
 

@@ -24,11 +24,10 @@ Everything is computed in float64 if features or logits are, else in float32.
 
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import factorizations, solve_info
+from ssl_influence.influence import factorizations, numerics, solve_info
 
 METHODS = ("auto", "cholesky", "cg", "woodbury", "inverse")
 # "auto" solves directly up to the first D * C; up to the second it does so where cg falls short. On
@@ -68,8 +67,8 @@ def gradient(
         targets = tf.one_hot(targets, depth, dtype=x.dtype)
     if _is_binary(logits):
         targets = targets[:, :1]
-    weight = _cast(sample_weight, x.dtype) * tf.ones_like(x[:, 0])
-    error = probabilities(logits) - _cast(targets, x.dtype)
+    weight = numerics.cast(sample_weight, x.dtype) * tf.ones_like(x[:, 0])
+    error = probabilities(logits) - numerics.cast(targets, x.dtype)
     return tf.matmul(x, weight[:, tf.newaxis] * error, transpose_a=True)
 
 
@@ -92,7 +91,7 @@ def hessian(
       [D*C, D*C], symmetric. It is singular along a common shift of all classes where l2 is 0.
     """
     x, logits = _rows(features, logits)
-    weight = _cast(sample_weight, x.dtype)
+    weight = numerics.cast(sample_weight, x.dtype)
     return _matrix(x, probabilities(logits), weight, _row_diagonal(l2, x))
 
 
@@ -117,8 +116,8 @@ def hessian_vector_product(
       X^T [w * (Z - P * rowsum Z)] + l2 V with Z = (X V) * P, [D, C].
     """
     x, logits = _rows(features, logits)
-    weight = _cast(sample_weight, x.dtype)
-    vector = _cast(vector, x.dtype)
+    weight = numerics.cast(sample_weight, x.dtype)
+    vector = numerics.cast(vector, x.dtype)
     return _product(x, probabilities(logits), weight, _row_diagonal(l2, x), vector)
 
 
@@ -171,14 +170,14 @@ def solve(
     if method not in METHODS:
         raise config.ConfigError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     x, logits = _rows(features, logits)
-    weight, rhs = _cast(sample_weight, x.dtype), _cast(rhs, x.dtype)
+    weight, rhs = numerics.cast(sample_weight, x.dtype), numerics.cast(rhs, x.dtype)
     p = probabilities(logits)
-    system = _System(x, p, weight, _row_diagonal(l2, x) + _cast(damping, x.dtype))
+    system = _System(x, p, weight, _row_diagonal(l2, x) + numerics.cast(damping, x.dtype))
     size = x.shape[1] * p.shape[1] if x.shape[1] and p.shape[1] else float("inf")
     falls_back = method == "auto" and DIRECT_SIZE < size <= FALLBACK_SIZE
     if method == "auto":
         method = "cholesky" if size <= DIRECT_SIZE else "cg"
-    accepted = max(tolerance, _epsilon(x.dtype) ** 0.5)
+    accepted = max(tolerance, numerics.epsilon(x.dtype) ** 0.5)
 
     # In units of the right-hand side: its square may underflow.
     unit = tf.reduce_max(tf.abs(rhs))
@@ -187,7 +186,7 @@ def solve(
     rest = rhs - shift
     solver = tf.constant(solve_info.SOLVERS.index(method))
     if method == "cg":
-        start = tf.zeros_like(rhs) if initial is None else _cast(initial, x.dtype)
+        start = tf.zeros_like(rhs) if initial is None else numerics.cast(initial, x.dtype)
         start = tf.math.divide_no_nan(start, unit)
         limit = CG_ITERATIONS if max_iterations is None else max_iterations
         limit = min(limit, FALLBACK_ITERATIONS) if falls_back else limit
@@ -270,7 +269,7 @@ def _cholesky(system, rhs):
 
 def _inverse(system, rhs):
     values, vectors = factorizations.eigh(system.lifted_matrix())
-    done = tf.reduce_min(values) > 30 * _epsilon(rhs.dtype) * tf.reduce_max(tf.abs(values))
+    done = tf.reduce_min(values) > 30 * numerics.epsilon(rhs.dtype) * tf.reduce_max(tf.abs(values))
     values_or_one = tf.where(done, values, tf.ones_like(values))
     matrix = tf.matmul(vectors / values_or_one, vectors, transpose_b=True)
 
@@ -324,7 +323,7 @@ def _refined(inverse, system, rhs, steps=2):
 
 def _conjugate_gradients(system, rhs, start, tolerance, limit):
     """Preconditioned conjugate gradients in the space without the shift; keeps the best iterate."""
-    target = _cast(tolerance, rhs.dtype) * tf.norm(rhs)
+    target = numerics.cast(tolerance, rhs.dtype) * tf.norm(rhs)
     rows, d = system.x.shape
     if rows is None or d is None or d <= rows + 1:
         return _iterate(system, rhs, start, target, limit)
@@ -394,7 +393,7 @@ def _iterate(system, rhs, start, target, limit):
         curvature = tf.reduce_sum(s.direction * product)
         per_length = tf.math.divide_no_nan(curvature, tf.reduce_sum(s.direction**2))
         # Rounding alone makes a flat direction of a singular system slightly negative.
-        negative = per_length < -100 * _epsilon(rhs.dtype) * size
+        negative = per_length < -100 * numerics.epsilon(rhs.dtype) * size
         going = curvature > 0
         alpha = tf.where(going, tf.math.divide_no_nan(s.rz, curvature), zero)
         x = s.x + alpha * s.direction
@@ -439,7 +438,7 @@ def _kronecker_preconditioner(system):
     g, v = factorizations.eigh(tf.matmul(x, per_row * x, transpose_a=True))
     scale = tf.maximum(g, 0)[:, tf.newaxis] * per_class + tf.reduce_mean(diagonal)
     size = tf.reduce_max(scale)
-    inverse = tf.math.reciprocal_no_nan(tf.maximum(scale, _epsilon(x.dtype) * size))
+    inverse = tf.math.reciprocal_no_nan(tf.maximum(scale, numerics.epsilon(x.dtype) * size))
 
     def precondition(r):
         return _without_shift(tf.matmul(v, inverse * tf.matmul(v, r, transpose_a=True)))
@@ -481,11 +480,7 @@ def _without_shift(matrix):
 
 def _is_indefinite(eigenvalues):
     largest = tf.reduce_max(tf.abs(eigenvalues))
-    return tf.reduce_min(eigenvalues) < -100 * _epsilon(eigenvalues.dtype) * largest
-
-
-def _epsilon(dtype):
-    return float(np.finfo(dtype.as_numpy_dtype).eps)
+    return tf.reduce_min(eigenvalues) < -100 * numerics.epsilon(eigenvalues.dtype) * largest
 
 
 def _rows(features, logits):
@@ -495,14 +490,9 @@ def _rows(features, logits):
     return tf.cast(features, dtype), tf.cast(logits, dtype)
 
 
-def _cast(value, dtype):
-    # tf.cast takes a Python float through float32.
-    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
-
-
 def _row_diagonal(l2, x):
     """A scalar or [D] as [D, 1]."""
-    return tf.broadcast_to(_cast(l2, x.dtype), tf.shape(x)[1:])[:, tf.newaxis]
+    return tf.broadcast_to(numerics.cast(l2, x.dtype), tf.shape(x)[1:])[:, tf.newaxis]
 
 
 def _failure(info) -> str:

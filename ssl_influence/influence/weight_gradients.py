@@ -243,10 +243,9 @@ def _solve(system, rhs, settings, seed):
         return system.conjugate_gradient(
             rhs, curvature, damping, settings.cg_tolerance, settings.cg_iterations
         )
-    product = system.product(curvature)
     if name == "neumann":
         return inverse_hvp.neumann(
-            product,
+            system.product(curvature),
             rhs,
             terms=settings.neumann_terms,
             step=settings.neumann_step,
@@ -263,12 +262,12 @@ def _solve(system, rhs, settings, seed):
             iterations=settings.lissa_iterations,
             scale=scale,
             damping=damping,
-            hvp=product,
+            hvp=system.product(curvature),
         )
     # H at the points of a descent; the gradients on both sides stay those of the start.
     step = settings.unroll_step
     if step is None:
-        step = 1.0 / _bound(product, rhs, damping)
+        step = 1.0 / inverse_hvp.eigenvalue_estimate(system.product(curvature), rhs, damping)
     product_at = system.descent(settings.unroll_steps, step, damping)
     return inverse_hvp.unrolled(
         lambda vector, k: product_at(vector, k, curvature),
@@ -279,15 +278,13 @@ def _solve(system, rhs, settings, seed):
     )
 
 
-def _bound(product, rhs, damping):
-    """An estimate of the largest eigenvalue of H + damping, with a margin for its shortfall."""
-    return 1.1 * inverse_hvp.largest_eigenvalue(product, rhs) + damping
-
-
 def _scale_of_samples(sampled, rhs, damping, samples=4):
     """Twice the largest eigenvalue of a few samples: others of them may exceed it."""
     bounds = [
-        _bound(lambda v, j=j: sampled(v, tf.constant(-1 - j)), rhs, damping) for j in range(samples)
+        inverse_hvp.eigenvalue_estimate(
+            lambda v, j=j: sampled(v, tf.constant(-1 - j)), rhs, damping
+        )
+        for j in range(samples)
     ]
     return 2.0 * tf.reduce_max(bounds)
 

@@ -73,7 +73,12 @@ def gradients(
     result = predicted_bytes(variables, batch, chunk_size)
     if result is not None:
         size = sum(math.prod(v.shape) for v in variables)
-        require_memory(result, memory_limit, f"{batch} gradients by {size:,} parameters")
+        require_memory(
+            result,
+            memory_limit,
+            f"{batch} gradients by {size:,} parameters",
+            "take fewer rows or variables at a time, or per_example.dots, which forms no gradient",
+        )
     of_chunk = {
         "kernels": functools.partial(_by_kernels, conv_method=conv_method),
         "vectorized_map": functools.partial(_mapped, _vectorized),
@@ -103,20 +108,20 @@ def predicted_bytes(
     return batch * sum(sizes) + part + (rows * sum(sizes) if rows < batch else 0)
 
 
-def require_memory(needed: int, limit: int | None, what: str) -> None:
+def require_memory(needed: int, limit: int | None, what: str, remedy: str) -> None:
     """Raises ConfigError if `needed` bytes are above the limit, or what the machine can give.
 
     Args:
       needed: in bytes.
       limit: in bytes; None is `free_memory`.
       what: that needs them, for the message.
+      remedy: what to do instead.
     """
     available = free_memory() if limit is None else limit
     if available is not None and needed > available:
         raise config.ConfigError(
             f"{what} would need {needed / 1e9:,.3g} GB, and {available / 1e9:,.3g} GB are to be "
-            "had: take fewer rows or variables at a time, or per_example.dots, which forms no "
-            "gradient."
+            f"had: {remedy}."
         )
 
 
