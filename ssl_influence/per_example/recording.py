@@ -145,7 +145,14 @@ class Recorder:
                     'whose inside cannot be seen: use method="vectorized_map", or '
                     '"double_backprop" for products.'
                 )
-        read = {key(variable) for variable in self._outside.watched_variables()}
+        self._refuse_reads(self._outside)
+        return result
+
+    def _refuse_reads(self, tape, layer=None):
+        """Of a variable in question, but for the own of a layer and its parts."""
+        read = {key(variable) for variable in tape.watched_variables()}
+        if layer is not None:
+            read -= {key(variable) for variable in layer.variables}
         for owner in self._owners:
             for variable in owner.variables:
                 if key(variable) in read:
@@ -155,7 +162,6 @@ class Recorder:
                         'tf.function of the model\'s own): use method="vectorized_map", or '
                         '"double_backprop" for products.'
                     )
-        return result
 
     def _recording(self, layer, call):
         call_it = _with_autograph(layer, call)
@@ -168,14 +174,17 @@ class Recorder:
             self._depth += 1
             try:
                 with contextlib.ExitStack() as stack:
+                    inside = tf.GradientTape()
                     if self._depth == 1:
                         stack.enter_context(self._outside.stop_recording())
+                        stack.enter_context(inside)
                     if has_activation(layer):
                         tapped = _tapped(layer.activation, before_activation)
                         stack.enter_context(substituted(layer, activation=tapped))
                     output = call_it(*args, **kwargs)
             finally:
                 self._depth -= 1
+            self._refuse_reads(inside, layer)
             before = before_activation[0] if before_activation else output
             self.uses.append(Use(layer, dict(arguments), before))
             return output

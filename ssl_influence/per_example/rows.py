@@ -84,12 +84,13 @@ def gradients(
         "vectorized_map": functools.partial(_mapped, _vectorized),
         "loop": functools.partial(_mapped, _one_by_one),
     }[method]
-    return chunked(
-        lambda inputs, targets: of_chunk(model, inputs, targets, loss_fn, variables, training),
-        (inputs, targets),
-        chunk_size,
-        _spec(variables),
-    )
+    with keeping_state(model, training):
+        return chunked(
+            lambda inputs, targets: of_chunk(model, inputs, targets, loss_fn, variables, training),
+            (inputs, targets),
+            chunk_size,
+            _spec(variables),
+        )
 
 
 def predicted_bytes(
@@ -125,14 +126,18 @@ def require_memory(needed: int, limit: int | None, what: str, remedy: str) -> No
         )
 
 
-def free_memory() -> int | None:
-    """Bytes of main memory to spare, by the system and the control group; None if none tells."""
+def free_memory(root: pathlib.Path = pathlib.Path("/")) -> int | None:
+    """Bytes of main memory to spare, by the system and the control group; None if none tells.
+
+    Args:
+      root: the folder in which Linux shows proc and sys.
+    """
     found = []
-    info = pathlib.Path("/proc/meminfo")
+    info = root / "proc" / "meminfo"
     if info.exists():
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
         found.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    group = pathlib.Path("/sys/fs/cgroup")
+    group = root / "sys" / "fs" / "cgroup"
     limit, used, parts = (group / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.exists() and used.exists() and limit.read_text().strip().isdigit():
         cached = dict(line.split() for line in parts.read_text().splitlines())
@@ -263,7 +268,8 @@ def losses_of(model, inputs, targets, loss_fn, training) -> tf.Tensor:
 @contextlib.contextmanager
 def keeping_state(model: Any, training: bool) -> Iterator[None]:
     """All variables are put back at the end, if a call in training mode may change them."""
-    state = [recording.as_variable(v) for v in model.variables] if training else []
+    state = getattr(model, "variables", ()) if training else ()
+    state = [recording.as_variable(variable) for variable in state]
     before = [tf.identity(variable) for variable in state]
     try:
         yield
@@ -273,8 +279,7 @@ def keeping_state(model: Any, training: bool) -> Iterator[None]:
 
 
 def _by_kernels(model, inputs, targets, loss_fn, variables, training, conv_method):
-    with keeping_state(model, training):
-        _, uses = recorded(model, inputs, targets, loss_fn, variables, training)
+    _, uses = recorded(model, inputs, targets, loss_fn, variables, training)
     wanted = {recording.key(variable) for variable in variables}
     found: dict[int, tf.Tensor] = {}
     for use, g in uses:

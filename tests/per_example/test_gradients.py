@@ -15,17 +15,6 @@ RUNNERS = {"eager": lambda fn: fn, "graph": tf.function}
 COMPILED = {**RUNNERS, "xla": functools.partial(tf.function, jit_compile=True)}
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    # Layers follow floatx only as long as no policy was ever set in the process.
-    policy = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy("float64")
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx("float32")
-    keras.mixed_precision.set_global_policy(policy)
-
-
 @functools.cache
 def problem(kind, library, dtype="float64"):
     """A model, a batch, each example's gradients, a vector and each example's product with it."""
@@ -379,8 +368,57 @@ def test_a_model_is_left_as_it_was():
         assert ("call" in before) == ("call" in vars(layer))
 
 
-def test_the_memory_to_spare_is_known():
-    assert rows.free_memory() > 2**20
+def test_the_memory_to_spare_is_the_least_that_anyone_tells(tmp_path):
+    assert rows.free_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 500 kB\n")
+    assert rows.free_memory(tmp_path) == 512_000
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    for name, text in (("max", "max\n"), ("current", "300000\n"), ("stat", "anon 1\nfile 7000\n")):
+        (group / f"memory.{name}").write_text(text)
+    assert rows.free_memory(tmp_path) == 512_000
+    (group / "memory.max").write_text("400000\n")
+    assert rows.free_memory(tmp_path) == 107_000
+
+
+def test_state_is_put_back_by_every_method():
+    class Counting(keras.layers.Layer):
+        def build(self, shape):
+            self.calls = self.add_weight("calls", [], initializer="zeros", trainable=False)
+
+        def call(self, inputs):
+            self.calls.assign_add(1.0)
+            return inputs
+
+    model = keras.Sequential([keras.Input([4]), Counting(), keras.layers.Dense(zoo.CLASSES)])
+    inputs, labels = zoo.batch(model)
+    expected = zoo.one_by_one(model, inputs, labels)
+    before = model.layers[0].calls.numpy()
+    for method in ("kernels", "loop"):
+        found = rows.gradients(
+            model, inputs, labels, zoo.cross_entropy, training=True, method=method
+        )
+        assert_all_close(found, expected, 1e-12)
+        assert model.layers[0].calls.numpy() == before
+
+
+def test_a_weight_that_another_layer_reads_is_refused(registry):
+    embedding = keras.layers.Embedding(zoo.TOKENS, 4)
+
+    class Unembedding(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight("shift", [zoo.TOKENS])
+
+        def call(self, inputs):
+            return inputs @ tf.transpose(embedding.embeddings) + self.shift
+
+    kernels.register_kernel(Unembedding)(lambda layer, x, g: [(layer.shift, g)])
+    tokens = keras.Input([3], dtype="int32")
+    pooled = keras.layers.GlobalAveragePooling1D()(embedding(tokens))
+    model = keras.Model(tokens, Unembedding()(pooled))
+    with pytest.raises(config.ConfigError, match="embeddings.*read outside of that layer"):
+        rows.gradients(model, *zoo.batch(model), zoo.cross_entropy)
 
 
 @pytest.mark.parametrize("library", zoo.LIBRARIES)
