@@ -15,6 +15,9 @@ from ssl_influence import config, files
 
 T = TypeVar("T")
 
+# kTableMagicNumber, which closes every table that TensorFlow writes (tsl/lib/io/format.h).
+_INDEX_END = (0xDB4775248B80FB57).to_bytes(8, "little")
+
 
 class CheckpointError(config.UserError, RuntimeError):
     """A checkpoint that does not hold just what the run needs. One line: file and cause."""
@@ -28,8 +31,8 @@ class Checkpointer:
     """Saves and restores every trackable object of a run under `directory`/ckpt-<step>.
 
     Writing is safe against a kill at any moment: TensorFlow writes the tensors under temporary
-    names, moves them into place, and only then points the `checkpoint` file at them; an older
-    checkpoint is deleted after that.
+    names, moves them into place, writes their index, and only then points the `checkpoint` file at
+    them; an older checkpoint is deleted after that.
 
     Args:
       directory: where checkpoints lie; made on the first save.
@@ -47,7 +50,8 @@ class Checkpointer:
         """Restores the newest checkpoint, all of it; False where there is none.
 
         The newest is the one that the `checkpoint` file names. Where a kill came before that file
-        was first written, it is the last one that is complete.
+        was first written, it is the last one that is complete. One whose index that kill cut short
+        is none.
 
         Raises:
           CheckpointError: it is incomplete, lacks state the run needs, or holds state it does not
@@ -56,9 +60,10 @@ class Checkpointer:
         path = _named_checkpoint(self._directory)
         complete = list_checkpoints(self._directory)
         if path is None:
-            if not complete:
+            whole = [p for p in complete.values() if _has_whole_index(p)]
+            if not whole:
                 return False
-            path = list(complete.values())[-1]
+            path = whole[-1]
         elif path not in complete.values():
             raise CheckpointError(
                 f"{path} is incomplete: its .index or .data file is missing. Put it back, or use a "
@@ -159,6 +164,14 @@ def _misfit(path: str, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
+
+
+def _has_whole_index(path: str) -> bool:
+    """Whether the index was written to its end, which TensorFlow does in place and after the data.
+
+    A kill may leave it cut short, but not once the file `checkpoint` names it.
+    """
+    return pathlib.Path(f"{path}.index").read_bytes().endswith(_INDEX_END)
 
 
 def _named_checkpoint(directory: pathlib.Path) -> str | None:

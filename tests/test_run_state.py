@@ -99,6 +99,11 @@ def test_a_lost_or_damaged_checkpoint_is_an_error_and_no_fresh_start(tmp_path):
         assert saver().restore_latest()
     (tmp_path / "checkpoint").unlink()  # as a kill within the first save leaves it
     assert saver().restore_latest()
+    index = tmp_path / "ckpt-20.index"
+    written = index.read_bytes()
+    for size in (0, 4, len(written) - 1):  # or as one leaves it that falls while that is written
+        index.write_bytes(written[:size])
+        assert saver().restore_latest()
     (tmp_path / "ckpt-20.index").unlink()
     (tmp_path / "ckpt-10.index").unlink()
     assert not saver().restore_latest()
