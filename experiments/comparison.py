@@ -19,7 +19,10 @@ from ssl_influence.data import sources
 flags.disclaim_key_flags()
 
 _SUPERVISED = {
-    "method": {"name": "supervised", "tsa": "none", "target_forward": "joint"},
+    "method": {
+        **{field.name: None for field in dataclasses.fields(config_lib.MethodConfig)},
+        "name": "supervised",
+    },
     "weights": {"weighting": "fixed"},
 }
 ROWS = {

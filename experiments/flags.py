@@ -4,6 +4,7 @@ One table row a flag: its name, the concern and field of the config it fills, an
 Types, defaults and allowed values come from the config itself.
 """
 
+import dataclasses
 import pathlib
 import types
 import typing
@@ -17,7 +18,9 @@ from ssl_influence import config as config_lib
 flags.disclaim_key_flags()
 
 _CHOICES = {
-    "method": config_lib.METHODS,
+    "method": tuple(config_lib.METHODS),
+    "strong_view": config_lib.STRONG_VIEWS,
+    "forward_pass": config_lib.FORWARD_PASSES,
     "weighting": config_lib.WEIGHTINGS,
     "weight_batch": config_lib.WEIGHT_BATCHES,
     "influence_params": config_lib.INFLUENCE_PARAMS,
@@ -94,6 +97,13 @@ _TABLE = (
     ("flip", "augment", "flip", "Random horizontal flips in the weak view (default: by dataset)."),
     ("shift", "augment", "shift", "Largest random shift in pixels (default: height / 8)."),
     (
+        "strong_view",
+        "augment",
+        "strong",
+        "How strong views are made: RandAugment of UDA or of FixMatch, the policies AutoAugment "
+        "found, or CTAugment, which learns how strong it may be.",
+    ),
+    (
         "rand_augment_operations",
         "augment",
         "operations",
@@ -110,6 +120,25 @@ _TABLE = (
         "augment",
         "cutout",
         "Side of the cutout square, as a fraction of the image height.",
+    ),
+    ("ctaugment_depth", "augment", "ctaugment_depth", "Operations of CTAugment for each image."),
+    (
+        "ctaugment_threshold",
+        "augment",
+        "ctaugment_threshold",
+        "CTAugment draws magnitudes whose rate, over the highest, is at least this.",
+    ),
+    (
+        "ctaugment_decay",
+        "augment",
+        "ctaugment_decay",
+        "Share of CTAugment's old rate that a probe leaves.",
+    ),
+    (
+        "ctaugment_interval",
+        "augment",
+        "ctaugment_interval",
+        "Steps whose batches share one snapshot of CTAugment's rates.",
     ),
     (
         "normalization",
@@ -141,13 +170,48 @@ _TABLE = (
         "confidence",
         "An unlabeled example takes part once its highest predicted probability passes this.",
     ),
-    ("temperature", "method", "temperature", "Sharpening of UDA's target; 1 leaves it as it is."),
+    ("temperature", "method", "temperature", "Sharpening of the target; 1 leaves it as it is."),
     (
         "unsupervised_weight",
         "method",
         "unsupervised_weight",
         "Weight of the whole unlabeled loss, beside the example weights.",
     ),
+    (
+        "ramp_up",
+        "method",
+        "ramp_up",
+        "Share of the run over which the weight of the unlabeled loss grows from 0.",
+    ),
+    ("augmentations", "method", "augmentations", "Views of each unlabeled example."),
+    ("mixup_alpha", "method", "mixup_alpha", "MixUp draws its ratios from Beta(alpha, alpha)."),
+    (
+        "distribution_alignment",
+        "method",
+        "distribution_alignment",
+        "ReMixMatch's targets follow the class frequencies of the labels.",
+    ),
+    (
+        "unmixed_weight",
+        "method",
+        "unmixed_weight",
+        "Weight of ReMixMatch's loss on a strong view before MixUp.",
+    ),
+    ("rotation_weight", "method", "rotation_weight", "Weight of ReMixMatch's rotation loss."),
+    (
+        "vat_radius",
+        "method",
+        "vat_radius",
+        "Length of VAT's perturbation, in the units of the model's inputs.",
+    ),
+    (
+        "vat_probe",
+        "method",
+        "vat_probe",
+        "Length of the step by which VAT seeks its direction.",
+    ),
+    ("vat_iterations", "method", "vat_iterations", "Power iterations that seek it."),
+    ("entropy_weight", "method", "entropy_weight", "Weight of VAT's entropy of predictions."),
     ("tsa", "method", "tsa", "UDA's training signal annealing of the labeled loss."),
     (
         "target_forward",
@@ -155,6 +219,13 @@ _TABLE = (
         "target_forward",
         "joint: the weak view shares the training forward pass, as published; separate: it has one "
         "of its own, without a gradient, which is faster.",
+    ),
+    (
+        "forward_pass",
+        "method",
+        "forward_pass",
+        "joint: all rows with a gradient share one forward pass; separate: one pass for each group "
+        "of rows, the first of which updates BatchNorm, as published.",
     ),
     ("optimizer", "optimizer", "name", "Optimizer of the network; sgd has Nesterov momentum."),
     (
@@ -367,7 +438,9 @@ def to_config(
         fields.setdefault(concern, {})[field] = value
     if overrides:
         raise config_lib.ConfigError(f"There is no setting {next(iter(overrides))!r}.")
-    return config_lib.Config().replace(**fields)
+    config = config_lib.Config().replace(**fields)
+    # Spelled out, so that a run keeps its settings whatever a later version's own are.
+    return dataclasses.replace(config, method=config.method.resolved())
 
 
 def value(config: config_lib.Config, flag: str) -> Any:
@@ -421,7 +494,7 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
     old = read_flagfile(path)
     free = set(_FREE_ON_RESUME)
     grows = config.train.train_steps >= old.train.train_steps
-    if grows and config.optimizer.schedule == "constant" and config.method.tsa == "none":
+    if grows and config.optimizer.schedule == "constant" and not _has_schedule(config.method):
         free.add(("train", "train_steps"))
     changed = []
     for name, concern, field, _ in _TABLE:
@@ -433,6 +506,12 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
             f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
             "another --model_dir."
         )
+
+
+def _has_schedule(method: config_lib.MethodConfig) -> bool:
+    """Whether the method's losses depend on how long the run is."""
+    settings = method.settings()
+    return settings.get("tsa", "none") != "none" or settings.get("ramp_up", 0) != 0
 
 
 def _field(concern: str, field: str) -> tuple[Any, Any]:

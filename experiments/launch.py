@@ -69,8 +69,14 @@ def build(config: config_lib.Config) -> Run:
         strangers=source.strangers,
         unlabeled_mismatch=config.data.unlabeled_mismatch,
     )
-    method = methods.build(config.method, num_classes, config.train.train_steps)
     model = models.build(config.model, source.inputs.shape[1:], num_classes, config.train.seed)
+    method = methods.build(
+        config.method,
+        num_classes,
+        config.train.train_steps,
+        feature_size=model.outputs[0].shape[-1],
+        seed=config.train.seed,
+    )
     example_weights = training.make_example_weights(config.weights, len(source.labels))
     return Run(
         config=config,

@@ -26,6 +26,7 @@ comparison.define_flags(
         "model": "mlp",
         "method": "pseudo_label",
         "confidence": 0.0,
+        "ramp_up": 0.0,
         "optimizer": "adam",
         "schedule": "constant",
         "learning_rate": 0.003,

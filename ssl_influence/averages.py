@@ -1,9 +1,12 @@
 """Exponential moving average of a model's weights, evaluated beside the weights themselves."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
+
+T = TypeVar("T")
 
 
 class ExponentialMovingAverage(tf.Module):
@@ -25,6 +28,16 @@ class ExponentialMovingAverage(tf.Module):
         """Moves every shadow one step toward its variable; call after each theta step."""
         for shadow, variable in self._pairs():
             shadow.assign_sub((1.0 - self._decay) * (shadow - variable))
+
+    def applied(self, compute: Callable[[], T]) -> T:
+        """compute() while the variables hold the averages; may be called in a tf.function."""
+        own = [tf.identity(variable) for _, variable in self._pairs()]
+        for shadow, variable in self._pairs():
+            variable.assign(shadow)
+        result = compute()
+        for (_, variable), value in zip(self._pairs(), own, strict=True):
+            variable.assign(value)
+        return result
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:

@@ -10,7 +10,61 @@ import dataclasses
 import math
 from typing import Any
 
-METHODS = ("uda", "pseudo_label", "supervised")
+# Each base algorithm, and the settings that are its own with the values of its published code:
+# github.com/google-research/fixmatch, and github.com/google-research/uda for uda.
+METHODS = {
+    "pseudo_label": {
+        "confidence": 0.95,
+        "unsupervised_weight": 1.0,
+        "ramp_up": 0.4,
+        "forward_pass": "joint",
+    },
+    "vat": {
+        "unsupervised_weight": 0.3,
+        "ramp_up": 0.4,
+        "vat_radius": 6.0,
+        "vat_probe": 1e-2,
+        "vat_iterations": 1,
+        "entropy_weight": 0.06,
+        "forward_pass": "joint",
+    },
+    "mean_teacher": {"unsupervised_weight": 50.0, "ramp_up": 0.4, "forward_pass": "joint"},
+    "mixmatch": {
+        "unsupervised_weight": 100.0,
+        "ramp_up": 1 / 64,
+        "temperature": 0.5,
+        "augmentations": 2,
+        "mixup_alpha": 0.5,
+        "forward_pass": "joint",
+    },
+    "remixmatch": {
+        "unsupervised_weight": 1.5,
+        "ramp_up": 1 / 64,
+        "temperature": 0.5,
+        "augmentations": 8,
+        "mixup_alpha": 0.75,
+        "distribution_alignment": True,
+        "unmixed_weight": 0.5,
+        "rotation_weight": 0.5,
+        "forward_pass": "joint",
+    },
+    "uda": {
+        "confidence": 0.8,
+        "temperature": 0.4,
+        "unsupervised_weight": 1.0,
+        "tsa": "none",
+        "target_forward": "joint",
+    },
+    "fixmatch": {"confidence": 0.95, "unsupervised_weight": 1.0, "target_forward": "joint"},
+    "supervised": {},
+}
+STRONG_VIEWS = (
+    "rand_augment",
+    "rand_augment_fixmatch",
+    "auto_augment_cifar10",
+    "auto_augment_svhn",
+    "ctaugment",
+)
 WEIGHTINGS = ("per_example", "single", "fixed")
 WEIGHT_BATCHES = ("fused", "fresh")
 INFLUENCE_PARAMS = ("last_layer", "last_block", "all")
@@ -30,10 +84,12 @@ HEADS = ("softmax", "binary")
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("cosine", "half_cosine", "constant")
 MODELS = ("wide_resnet", "mlp")
+# Methods some of whose losses are no cross-entropy of the classifier to a constant target.
+_OTHER_LOSSES = ("vat", "mean_teacher", "mixmatch", "remixmatch")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
 DECAYED_VARIABLES = ("kernels", "all")
-TARGET_FORWARDS = ("joint", "separate")
+TARGET_FORWARDS = FORWARD_PASSES = ("joint", "separate")
 EVALUATION_BATCH_SIZE = 500
 EMA_VARIABLES = ("trainable", "all")
 VALIDATION_BATCH_NORMS = ("inference", "batch")
@@ -140,27 +196,44 @@ class AugmentConfig:
     Attributes:
       flip: horizontal flips in the weak view; None follows the dataset (no flips for digits).
       shift: largest reflect-padded shift of the weak view in pixels; None is 1/8 of the height.
+      strong: how the strong view is made, one of STRONG_VIEWS: UDA's RandAugment or FixMatch's,
+        the policies that AutoAugment found for CIFAR-10 or SVHN, or CTAugment, which learns how
+        strong it may be.
       operations: operations drawn per image for the strong view (RandAugment), 0 for none.
-      probability: chance that a drawn operation is applied.
+      probability: chance that a drawn operation is applied (RandAugment).
       cutout: side of the square that closes the strong view, as a fraction of the height; 0 for
         none.
+      ctaugment_depth: operations drawn per image by CTAugment.
+      ctaugment_threshold: a magnitude is drawn if its rate, over the highest, is at least this.
+      ctaugment_decay: share of the old rate that a probe leaves.
+      ctaugment_interval: steps that share one snapshot of the rates.
       normalization: "scale" maps [0, 255] to [-1, 1]; "standardize" subtracts the training mean and
         divides by the standard deviation, channel by channel.
     """
 
     flip: bool | None = None
     shift: int | None = None
+    strong: str = "rand_augment"
     operations: int = 2
     probability: float = 0.5
     cutout: float = 0.5
+    ctaugment_depth: int = 2
+    ctaugment_threshold: float = 0.8
+    ctaugment_decay: float = 0.99
+    ctaugment_interval: int = 100
     normalization: str = "scale"
 
     def __post_init__(self):
         if self.shift is not None:
             _count("shift", self.shift, 0)
+        _one_of("strong_view", self.strong, STRONG_VIEWS)
         _count("rand_augment_operations", self.operations, 0)
         _between("rand_augment_probability", self.probability, 0, 1)
         _between("cutout", self.cutout, 0, 1)
+        for name in ("ctaugment_depth", "ctaugment_interval"):
+            _count(name, getattr(self, name), 1)
+        _between("ctaugment_threshold", self.ctaugment_threshold, 0, 1)
+        _between("ctaugment_decay", self.ctaugment_decay, 0, 1)
         _one_of("normalization", self.normalization, NORMALIZATIONS)
 
 
@@ -206,32 +279,93 @@ class ModelConfig:
 class MethodConfig:
     """The base SSL algorithm.
 
+    A setting that is None takes the value that METHODS has for the method, see `resolved`; one that
+    the method does not have is refused.
+
     Attributes:
       name: one of METHODS. "supervised" trains on the labeled examples alone.
       confidence: tau, an unlabeled example takes part once its highest predicted probability passes
         it.
       temperature: T, the target is sharpened to softmax(log p / T); 1 leaves it.
       unsupervised_weight: w, the weight of the unlabeled loss beside the example weights.
+      ramp_up: the share of the run over which the weight of the unlabeled loss grows to w linearly;
+        0 for none.
+      augmentations: K, views of each unlabeled example.
+      mixup_alpha: MixUp draws from Beta(alpha, alpha).
+      distribution_alignment: the target is corrected by the ratio of the labels' frequencies to
+        those of past predictions.
+      unmixed_weight: of the loss of a strong view that is not mixed.
+      rotation_weight: of the loss of telling by which right angle a view was turned.
+      vat_radius: length of the adversarial perturbation, in the units of the model's inputs.
+      vat_probe: xi, length of the step by which its direction is sought.
+      vat_iterations: of the power iteration that seeks it.
+      entropy_weight: of the entropy of the predictions on unlabeled examples.
       tsa: training signal annealing of the labeled loss (UDA section 2.4).
       target_forward: how a method with a target view gets its prediction: "joint" in one forward
         pass with all other rows, as published; "separate" in a pass of its own that no gradient
         flows through.
+      forward_pass: "joint": all rows with a gradient share one forward pass; "separate": one pass
+        for each group of rows, of which the first alone updates BatchNorm, as published.
     """
 
     name: str = "uda"
-    confidence: float = 0.8
-    temperature: float = 0.4
-    unsupervised_weight: float = 1.0
-    tsa: str = "none"
-    target_forward: str = "joint"
+    confidence: float | None = None
+    temperature: float | None = None
+    unsupervised_weight: float | None = None
+    ramp_up: float | None = None
+    augmentations: int | None = None
+    mixup_alpha: float | None = None
+    distribution_alignment: bool | None = None
+    unmixed_weight: float | None = None
+    rotation_weight: float | None = None
+    vat_radius: float | None = None
+    vat_probe: float | None = None
+    vat_iterations: int | None = None
+    entropy_weight: float | None = None
+    tsa: str | None = None
+    target_forward: str | None = None
+    forward_pass: str | None = None
 
     def __post_init__(self):
-        _one_of("method", self.name, METHODS)
-        _between("confidence", self.confidence, 0, 1)
-        _positive("temperature", self.temperature)
-        _at_least("unsupervised_weight", self.unsupervised_weight, 0)
-        _one_of("tsa", self.tsa, TSA_SCHEDULES)
-        _one_of("target_forward", self.target_forward, TARGET_FORWARDS)
+        _one_of("method", self.name, tuple(METHODS))
+        own = METHODS[self.name]
+        for name, value in self._given().items():
+            _require(
+                name in own,
+                f"{name}={value} has no effect with method={self.name}: leave it out"
+                + (f" (it has {', '.join(own)})." if own else "."),
+            )
+        checks = {
+            ("confidence", "ramp_up"): lambda name, value: _between(name, value, 0, 1),
+            ("temperature", "mixup_alpha", "vat_radius", "vat_probe"): _positive,
+            (
+                "unsupervised_weight",
+                "unmixed_weight",
+                "rotation_weight",
+                "entropy_weight",
+            ): lambda name, value: _at_least(name, value, 0),
+            ("augmentations", "vat_iterations"): lambda name, value: _count(name, value, 1),
+            ("tsa",): lambda name, value: _one_of(name, value, TSA_SCHEDULES),
+            ("target_forward",): lambda name, value: _one_of(name, value, TARGET_FORWARDS),
+            ("forward_pass",): lambda name, value: _one_of(name, value, FORWARD_PASSES),
+        }
+        for names, check in checks.items():
+            for name in names:
+                if getattr(self, name) is not None:
+                    check(name, getattr(self, name))
+
+    def settings(self) -> dict[str, Any]:
+        """Each setting that the method has, with its value."""
+        return {**METHODS[self.name], **self._given()}
+
+    def resolved(self) -> "MethodConfig":
+        """The same with every setting that the method has spelled out."""
+        return MethodConfig(self.name, **self.settings())
+
+    def _given(self):
+        values = dataclasses.asdict(self)
+        del values["name"]
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,6 +561,13 @@ class Config:
             self.method.name != "supervised" or self.weights.weighting == "fixed",
             f"method=supervised has no unlabeled loss, so weighting={self.weights.weighting} has "
             "nothing to weight: use weighting=fixed.",
+        )
+        _require(
+            self.weights.inverse_hessian != "unrolled"
+            or self.method.name not in _OTHER_LOSSES
+            or self.weights.weighting == "fixed",
+            f"inverse_hessian=unrolled follows losses that are cross-entropies, and method="
+            f"{self.method.name} has others: use another inverse_hessian.",
         )
         _require(
             self.weights.curvature == WeightConfig.curvature

@@ -62,6 +62,9 @@ class BilevelTrainer(tf.Module):
         layer. One with a single unit f is the binary head, of logits (f/2, -f/2).
       last_block: the variables that influence_params=last_block is over; None are those of
         models.registry.last_block.
+      augmenter: an augmentation that learns, as augment.ctaugment.CTAugment, with
+        `update(slots, probabilities, label)`: after each step of theta it is told how well the
+        model, in inference mode, classifies the batch's "probe".
 
     Raises:
       ConfigError: the model has no Dense layer to serve as head, it has an activation, or (at the
@@ -79,10 +82,12 @@ class BilevelTrainer(tf.Module):
         optimizer: keras.optimizers.Optimizer | None = None,
         head: keras.layers.Dense | None = None,
         last_block: Sequence[tf.Variable] | None = None,
+        augmenter: tf.Module | None = None,
     ):
         super().__init__(name="bilevel_trainer")
         self.model = model
         self.method = method
+        self.augmenter = augmenter
         self.example_weights = example_weights
         self.config = config
         self.head = head or _find_head(model)
@@ -99,7 +104,12 @@ class BilevelTrainer(tf.Module):
         self.optimizer = optimizer or optimizers.make_optimizer(
             config.optimizer, config.train.train_steps
         )
-        self.optimizer.build(model.trainable_variables)
+        stateful = isinstance(method, base.StatefulMethod)
+        self.trainable = [
+            *model.trainable_variables,
+            *(method.trainable_variables if stateful else ()),
+        ]
+        self.optimizer.build(self.trainable)
         followed = model.trainable_variables
         if config.optimizer.ema_variables == "all":
             followed = [v for v in model.variables if v.dtype.is_floating]
@@ -107,7 +117,7 @@ class BilevelTrainer(tf.Module):
         self._influence_variables = self._variables_of_influence(last_block)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._l2 = [(v, self.l2_of(v)) for v in model.trainable_variables if self.l2_of(v)]
+        self._l2 = [(v, self.l2_of(v)) for v in self.trainable if self.l2_of(v)]
         self._head_checked = False
         compiled = tf.function(jit_compile=config.train.jit_compile or None)
         self._theta_step = compiled(self._theta_step_impl)
@@ -116,7 +126,7 @@ class BilevelTrainer(tf.Module):
 
     def state(self) -> dict[str, Any]:
         """Every trackable object of the run, by its name in the checkpoint."""
-        return {
+        state = {
             "model": self.model,
             "optimizer": self.optimizer,
             "ema": self.ema,
@@ -124,6 +134,11 @@ class BilevelTrainer(tf.Module):
             "step": self.step,
             "skipped_weight_steps": self.skipped_weight_steps,
         }
+        if isinstance(self.method, base.StatefulMethod):
+            state["method"] = self.method
+        if self.augmenter is not None:
+            state["augmenter"] = self.augmenter
+        return state
 
     def theta_step(self, batch: Batch) -> dict[str, tf.Tensor]:
         """One step of theta with Lambda held.
@@ -222,15 +237,28 @@ class BilevelTrainer(tf.Module):
                 "loss_l2": sum((l2 * tf.nn.l2_loss(v) for v, l2 in self._l2), tf.zeros([])),
             }
             loss = tf.add_n(list(terms.values()))
-        variables = self.model.trainable_variables
-        gradients = tape.gradient(loss, variables)
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        gradients = tape.gradient(loss, self.trainable)
+        if self.augmenter is not None:
+            self._grade(batch["probe"])
+        self.optimizer.apply_gradients(zip(gradients, self.trainable, strict=True))
         self.ema.update()
+        if isinstance(self.method, base.StatefulMethod):
+            self.method.observe(output.observation)
         self.step.assign_add(1)
         terms["gradient_norm"] = tf.linalg.global_norm(gradients)
         # Terms first: where several are not finite, the run names the first.
-        named = {**terms, **output.metrics}
+        of_terms = {
+            f"loss_{name}_unweighted": tf.reduce_mean(tf.cast(rows, tf.float32))
+            for name, rows in output.terms.items()
+        }
+        named = {**terms, **of_terms, **output.metrics}
         return {**{f"train/{name}": value for name, value in named.items()}, **reported}
+
+    def _grade(self, probe):
+        """Tells the augmenter what the model, before this step, makes of the probe."""
+        _, logits = self.model(probe["inputs"], training=False)
+        probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
+        self.augmenter.update(probe["slots"], probabilities, probe["label"])
 
     def _move_weights(self, output, batch, validation):
         weight = self.example_weights.lookup(output.example_id)
@@ -300,7 +328,7 @@ class BilevelTrainer(tf.Module):
         config = self.config.weights
         if config.weighting == "fixed" or config.influence_params == "last_layer":
             return []
-        variables = self.model.trainable_variables
+        variables = self.trainable
         if config.influence_params == "last_block":
             variables = last_block or models.last_block(self.model)
         if config.inverse_hessian == "exact":
@@ -310,11 +338,18 @@ class BilevelTrainer(tf.Module):
     def _passes(self, unrecorded: Callable[[], contextlib.AbstractContextManager]) -> base.Forward:
         """What a method may call; `unrecorded` opens a context in which no tape records."""
 
+        def still(inputs):
+            return self._keeping_statistics(lambda: self._forward(inputs))
+
         def constant(inputs):
             with unrecorded():
-                return self._keeping_statistics(lambda: self._forward(inputs))
+                return still(inputs)
 
-        return base.Forward(self._forward, constant)
+        def teacher(inputs):
+            with unrecorded():
+                return self.ema.applied(lambda: still(inputs))
+
+        return base.Forward(self._forward, constant, still, teacher)
 
     def _forward(self, inputs):
         features, logits = self.model(inputs, training=True)

@@ -9,9 +9,10 @@ coefficients of labeled rows, of unlabeled rows, and the example weights, the ob
 Losses are computed in float32 at least: half-precision outputs of a model are cast first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from ssl_influence import head_rows
@@ -20,18 +21,23 @@ Pass = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
 
 
 class Forward(NamedTuple):
-    """The model in training mode, two ways of calling it; `forward(inputs)` is `train`.
+    """The model in training mode, four ways of calling it; `forward(inputs)` is `train`.
 
-    Both map inputs to (features [B, D], logits [B, C]) and let BatchNorm normalize by the batch.
+    All map inputs to (features [B, D], logits [B, C]) and let BatchNorm normalize by the batch.
 
     Attributes:
       train: the pass that carries the gradient and updates BatchNorm's moving statistics.
       constant: a pass that leaves no trace: the caller's gradient tape does not record it, so that
-        no activation of it is kept, and moving statistics stay as they are.
+        no activation of it is kept, and moving statistics stay as they are. A tape of the method's
+        own does record it.
+      still: carries the gradient, and leaves moving statistics as they are.
+      teacher: as `constant`, by the moving average of the weights.
     """
 
     train: Pass
     constant: Pass
+    still: Pass
+    teacher: Pass
 
     def __call__(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """`train`."""
@@ -51,6 +57,9 @@ class MethodOutput(NamedTuple):
       unlabeled_head: the unlabeled rows likewise, of the view that carries the gradient.
       metrics: float32 scalars, or pairs (sum, count), by name; see `labeled_metrics` and
         `unlabeled_metrics`.
+      terms: ell_U by the name of the term, where the method has several: one after the other they
+        are `unsupervised`.
+      observation: what a `StatefulMethod` is to remember of this batch.
     """
 
     supervised: tf.Tensor
@@ -61,13 +70,16 @@ class MethodOutput(NamedTuple):
     labeled_head: head_rows.HeadRows
     unlabeled_head: head_rows.HeadRows
     metrics: dict[str, tf.Tensor]
+    terms: dict[str, tf.Tensor] = {}
+    observation: Any = None
 
 
 class Method(Protocol):
     """An SSL base algorithm.
 
     `views` names the augmented views that it reads of unlabeled examples. A method may call
-    `forward` more than once; one that never asks for `forward.constant` takes any function.
+    `forward` more than once; one that asks for `forward.train` alone takes any function. Calling it
+    changes nothing but what the model's own pass does; see `StatefulMethod` for a state.
     """
 
     views: tuple[str, ...]
@@ -76,6 +88,33 @@ class Method(Protocol):
         self, forward: Forward, batch: Mapping[str, Any], step: int | tf.Tensor
     ) -> MethodOutput:
         """The losses of a batch at a step, counted from 0."""
+
+
+class StatefulMethod(tf.Module):
+    """A `Method` with variables: they are in the checkpoint, and trainable ones are part of theta.
+
+    Weight steps call a method without a step of theta. What it remembers of batches therefore moves
+    in `observe` alone, which is called once after each step of theta.
+    """
+
+    def observe(self, observation: Any) -> None:
+        """Takes in the `observation` of the batch that theta was just moved by."""
+
+
+class Term(NamedTuple):
+    """Some of the unlabeled rows, those of one term of the objective.
+
+    Attributes:
+      loss: ell_U(r), [r].
+      coefficient: c_r, [r].
+      example_id: [r] int64.
+      head: these rows as the classifier head sees them.
+    """
+
+    loss: tf.Tensor
+    coefficient: tf.Tensor
+    example_id: tf.Tensor
+    head: head_rows.HeadRows
 
 
 class HeadOutput(NamedTuple):
@@ -98,7 +137,7 @@ def joint_forward(forward: Pass, *parts: Any) -> tuple[HeadOutput, ...]:
     BatchNorm thus normalizes labeled rows and every view by statistics of all of them, as in the
     published codes of UDA and FixMatch. Parts are tensors, or nests of tensors of one structure.
     """
-    sizes = [_rows(tf.nest.flatten(part)[0]) for part in parts]
+    sizes = [rows(tf.nest.flatten(part)[0]) for part in parts]
     inputs = tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *parts)
     features, logits = (_at_least_float32(output) for output in forward(inputs))
     return tuple(map(HeadOutput, tf.split(features, sizes), tf.split(logits, sizes)))
@@ -127,6 +166,22 @@ def forward_with_target(
     return on_labeled, HeadOutput(*map(tf.stop_gradient, on_target)), *on_others
 
 
+def forward_groups(forward: Forward, mode: str, *parts: Any) -> tuple[HeadOutput, ...]:
+    """The outputs for each of the parts, all with their gradients.
+
+    - "joint": by `joint_forward`, so that BatchNorm normalizes all rows by statistics they share,
+      and its moving statistics are of them all.
+    - "separate": by one pass for each part, which BatchNorm normalizes by its own statistics. The
+      moving statistics are of the first part alone, as in the code of FixMatch's baselines.
+    """
+    if mode == "joint":
+        return joint_forward(forward.train, *parts)
+    first, *others = parts
+    outputs = [joint_forward(forward.train, first)]
+    outputs += [joint_forward(forward.still, part) for part in others]
+    return tuple(output for (output,) in outputs)
+
+
 def sparse_cross_entropy(output: HeadOutput, label: tf.Tensor) -> RowLoss:
     """Cross-entropy -log p[label] for labels [R] in 0..C-1, p = softmax(logits); g = p - onehot."""
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(label, output.logits)
@@ -148,9 +203,88 @@ def kl_divergence(output: HeadOutput, target: tf.Tensor) -> RowLoss:
     return RowLoss(loss, _rows_with_target(output, target))
 
 
+def brier(output: HeadOutput, target: tf.Tensor) -> RowLoss:
+    """The mean over classes of (p_c - q_c)^2 for a constant target q [R, C]; g = 2/C J (p - q).
+
+    Its curvature by the logits is taken as 2/C J J, that of Gauss-Newton: what it leaves out is 0
+    where p = q.
+    """
+    target = tf.stop_gradient(target)
+    p = tf.nn.softmax(output.logits)
+    error = tf.stop_gradient(p - target)
+    scale = 2.0 / tf.cast(_columns(p), p.dtype)
+    head = head_rows.HeadRows(
+        output.features,
+        output.logits,
+        scale * _softmax_jacobian(tf.stop_gradient(p), error),
+        cross_entropy=tf.zeros_like(p[:, 0]),
+        brier=scale * tf.ones_like(p[:, 0]),
+        exact=False,
+    )
+    return RowLoss(tf.reduce_mean((p - target) ** 2, -1), head)
+
+
+def entropy(output: HeadOutput) -> RowLoss:
+    """-sum_c p_c log p_c of each row; g = -J log p. It is not convex: its curvature is left out."""
+    log_p = tf.nn.log_softmax(output.logits)
+    p = tf.exp(log_p)
+    gradient = tf.stop_gradient(-_softmax_jacobian(p, log_p))
+    head = _flat_rows(output, gradient)._replace(exact=False)
+    return RowLoss(-tf.reduce_sum(p * log_p, -1), head)
+
+
+def of_another_head(output: HeadOutput, loss: tf.Tensor) -> RowLoss:
+    """A loss [R] that the classifier's logits have no part in, as that of a second head: g = 0."""
+    return RowLoss(loss, _flat_rows(output, tf.zeros_like(output.logits)))
+
+
+def join_terms(terms: Mapping[str, Term]) -> dict[str, Any]:
+    """The terms as one, in their order: the fields of a `MethodOutput` for the unlabeled rows."""
+    parts = list(terms.values())
+    return {
+        "unsupervised": tf.concat([part.loss for part in parts], 0),
+        "unsupervised_coefficient": tf.concat([part.coefficient for part in parts], 0),
+        "example_id": tf.concat([part.example_id for part in parts], 0),
+        "unlabeled_head": _join_rows([part.head for part in parts]),
+        "terms": {name: part.loss for name, part in terms.items()},
+    }
+
+
 def one_hot(label: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """One-hot rows [R, C] of labels [R], with the classes and dtype of the logits `like` [R, C]."""
     return tf.one_hot(label, _columns(like), dtype=like.dtype)
+
+
+def ramp_up(share: float, step: int | tf.Tensor, train_steps: int) -> tf.Tensor:
+    """min(step / (share * train_steps), 1), a float32 scalar; 1 where the share is 0."""
+    if not share:
+        return tf.ones([])
+    return tf.minimum(tf.cast(step, tf.float32) / (share * train_steps), 1.0)
+
+
+def sharpen(p: tf.Tensor, temperature: float) -> tf.Tensor:
+    """p^(1/T) along the last axis, scaled to a sum of 1; T = 1 gives p itself."""
+    # 0 has no logarithm; the smallest normal number is as good.
+    smallest = np.finfo(p.dtype.as_numpy_dtype).tiny
+    return tf.nn.softmax(tf.math.log(tf.maximum(p, smallest)) / temperature)
+
+
+def step_seed(seed: int, step: int | tf.Tensor, purpose: int) -> tf.Tensor:
+    """A seed [2] for the stateless ops of one purpose at one step of the run with a seed."""
+    key = tf.constant([seed, 1], tf.int64)
+    for data in (step, purpose):
+        key = tf.random.experimental.stateless_fold_in(key, tf.cast(data, tf.int64), alg="philox")
+    return key
+
+
+def copies(kind: str, number: int) -> tuple[str, ...]:
+    """The names of so many views of one kind: "weak", "weak_2", "weak_3", ..."""
+    return (kind, *(f"{kind}_{k}" for k in range(2, number + 1)))
+
+
+def expand(mask: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """A mask [B] with as many axes as `like` [B, ...], to broadcast against it."""
+    return tf.reshape(mask, [-1] + [1] * (like.shape.rank - 1))
 
 
 def mean_coefficient(rows: tf.Tensor) -> tf.Tensor:
@@ -206,11 +340,42 @@ def _rows_with_target(output: HeadOutput, target: tf.Tensor) -> head_rows.HeadRo
     return head_rows.HeadRows(output.features, output.logits, gradient)
 
 
+def _flat_rows(output: HeadOutput, gradient: tf.Tensor) -> head_rows.HeadRows:
+    """Rows without curvature by the classifier's logits."""
+    none = tf.zeros_like(output.logits[:, 0])
+    return head_rows.HeadRows(output.features, output.logits, gradient, cross_entropy=none)
+
+
+def _softmax_jacobian(p: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """J v of each row, J = diag p - p p^T."""
+    return p * (vector - tf.reduce_sum(p * vector, -1, keepdims=True))
+
+
+def _join_rows(rows: Sequence[head_rows.HeadRows]) -> head_rows.HeadRows:
+    def share(name, default):
+        values = [getattr(part, name) for part in rows]
+        if all(value is None for value in values):
+            return None
+        filled = [
+            default(part.logits[:, 0]) if value is None else value
+            for part, value in zip(rows, values, strict=True)
+        ]
+        return tf.concat(filled, 0)
+
+    return head_rows.HeadRows(
+        *(tf.concat(tensors, 0) for tensors in zip(*(part[:3] for part in rows), strict=True)),
+        cross_entropy=share("cross_entropy", tf.ones_like),
+        brier=share("brier", tf.zeros_like),
+        exact=all(part.exact for part in rows),
+    )
+
+
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
-def _rows(tensor: tf.Tensor) -> int | tf.Tensor:
+def rows(tensor: tf.Tensor) -> int | tf.Tensor:
+    """The length of the first axis, as a number where it is known."""
     return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
 
 

@@ -14,34 +14,42 @@ class PseudoLabel:
     """ell_U = -log p[argmax p] on one weak view, whose current prediction is the constant label.
 
     Attributes:
-      confidence: a row counts if max_c p is at least this; 0 lets every row count, as Lee does.
-      unsupervised_weight: w.
+      train_steps: length of the run.
+      confidence: a row counts if max_c p is above this; 0 lets every row count, as Lee does.
+      unsupervised_weight: w, to which the weight of the unlabeled loss grows.
+      ramp_up: over this share of the run, see `base.ramp_up`.
+      forward_pass: of labeled and unlabeled rows, see `base.forward_groups`.
     """
 
     views: ClassVar[tuple[str, ...]] = ("weak",)
 
-    confidence: float = 0.0
+    train_steps: int
+    confidence: float = 0.95
     unsupervised_weight: float = 1.0
+    ramp_up: float = 0.4
+    forward_pass: str = "joint"
 
     def __call__(
         self, forward: base.Forward, batch: Mapping[str, Any], step: int | tf.Tensor
     ) -> base.MethodOutput:
-        """The losses of a batch with the view "weak", at any step."""
-        del step
+        """The losses of a batch with the view "weak" at a step, counted from 0."""
         labeled, unlabeled = batch["labeled"], batch["unlabeled"]
-        on_labeled, on_weak = base.joint_forward(forward, labeled["inputs"], unlabeled["weak"])
+        on_labeled, on_weak = base.forward_groups(
+            forward, self.forward_pass, labeled["inputs"], unlabeled["weak"]
+        )
         supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
         coefficient = base.mean_coefficient(supervised)
 
         pseudo_label = base.predicted_class(on_weak)
         highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
-        mask = tf.cast(highest >= self.confidence, highest.dtype)
+        mask = tf.cast(highest > self.confidence, highest.dtype)
         unsupervised, unlabeled_head = base.sparse_cross_entropy(on_weak, pseudo_label)
+        weight = self.unsupervised_weight * base.ramp_up(self.ramp_up, step, self.train_steps)
         return base.MethodOutput(
             supervised=supervised,
             supervised_coefficient=coefficient,
             unsupervised=unsupervised,
-            unsupervised_coefficient=base.masked_coefficient(self.unsupervised_weight, mask),
+            unsupervised_coefficient=base.masked_coefficient(weight, mask),
             example_id=unlabeled["example_id"],
             labeled_head=labeled_head,
             unlabeled_head=unlabeled_head,

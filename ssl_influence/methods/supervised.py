@@ -32,6 +32,6 @@ class Supervised:
             unsupervised_coefficient=coefficient[:0],
             example_id=tf.zeros([0], tf.int64),
             labeled_head=labeled_head,
-            unlabeled_head=head_rows.HeadRows(*(tensor[:0] for tensor in labeled_head)),
+            unlabeled_head=head_rows.HeadRows(*(tensor[:0] for tensor in labeled_head[:3])),
             metrics=base.labeled_metrics(on_labeled, labeled["label"]),
         )

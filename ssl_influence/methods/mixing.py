@@ -1,0 +1,145 @@
+"""What MixMatch and ReMixMatch share: MixUp, and forward passes over mixed groups of rows.
+
+The weight of a mixed row. With beta' = max(beta, 1 - beta), beta ~ Beta(alpha, alpha), row r is
+
+    x~_r = beta' x_r + (1 - beta') x_s,      q~_r = beta' q_r + (1 - beta') q_s
+
+with a partner s drawn from all rows, labeled ones and every view of unlabeled ones. As beta' is at
+least 1/2, x_r dominates: the loss of the mixed row counts to the example of x_r, by whose
+lambda it is multiplied and whose influence it makes up, whatever the partner is. A row that a
+labeled example dominates is a labeled row and carries no lambda, also if its partner is unlabeled.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ssl_influence import config
+from ssl_influence.methods import base
+
+_PARTNERS, _RATIOS = range(2)
+
+
+class Mixed(NamedTuple):
+    """Rows after MixUp: inputs (a nest of [n, ...]) and targets [n, C], group by group."""
+
+    inputs: list[Any]
+    targets: list[tf.Tensor]
+
+
+def mix(
+    inputs: Sequence[Any],
+    targets: Sequence[tf.Tensor],
+    alpha: float,
+    seed: int,
+    step: int | tf.Tensor,
+) -> Mixed:
+    """MixUp of all rows with a random permutation of them.
+
+    Args:
+      inputs: groups of rows, each a nest of floating [n_g, ...].
+      targets: distributions [n_g, C] of each group, constant.
+      alpha: the ratios are from Beta(alpha, alpha).
+      seed: of the run; with the step it determines partners and ratios.
+      step: counted from 0.
+
+    Returns:
+      The groups, each row mixed as the module describes.
+
+    Raises:
+      ConfigError: inputs are not floating.
+    """
+    sizes = [base.rows(target) for target in targets]
+    joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *inputs)
+    target = tf.concat(list(targets), 0)
+    for tensor in tf.nest.flatten(joined):
+        if not tensor.dtype.is_floating:
+            raise config.ConfigError(
+                f"Inputs of dtype {tensor.dtype.name} cannot be mixed: use a method without MixUp."
+            )
+    n = tf.shape(target)[0]
+    order = tf.random.stateless_uniform(
+        [n], base.step_seed(seed, step, _PARTNERS), None, None, tf.int32, alg="philox"
+    )
+    partner = tf.argsort(order, stable=True)
+    ratio = mixing_ratio(n, alpha, base.step_seed(seed, step, _RATIOS))
+
+    def blend(tensor):
+        share = tf.cast(base.expand(ratio, tensor), tensor.dtype)
+        return mix_up(tensor, tf.gather(tensor, partner), share)
+
+    def split(tensor):
+        return tf.split(blend(tensor), sizes)
+
+    mixed = [split(tensor) for tensor in tf.nest.flatten(joined)]
+    groups = [
+        tf.nest.pack_sequence_as(joined, [parts[g] for parts in mixed]) for g in range(len(sizes))
+    ]
+    return Mixed(groups, split(target))
+
+
+def mix_up(x: tf.Tensor, other: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
+    """The convex combination ratio x + (1 - ratio) other."""
+    return other + ratio * (x - other)
+
+
+def mixing_ratio(n: int | tf.Tensor, alpha: float, seed: tf.Tensor) -> tf.Tensor:
+    """max(beta, 1 - beta) with beta ~ Beta(alpha, alpha), float32 [n] of 1/2 to 1."""
+    gamma = tf.random.stateless_gamma([2, n], seed, alpha=alpha)
+    # Both may underflow where alpha is small: one of them is then all but certainly the larger.
+    beta = tf.math.divide_no_nan(gamma[0], gamma[0] + gamma[1])
+    return tf.maximum(beta, 1.0 - beta)
+
+
+def forward_mixed(
+    forward: base.Forward, mode: str, mixed: Sequence[Any], *others: Any
+) -> tuple[base.HeadOutput, ...]:
+    """The outputs of mixed groups, the labeled one first, and of other parts, with gradients.
+
+    - "joint": one pass over all of it, see `base.forward_groups`.
+    - "separate": one pass a group after `interleave`, of which the first updates BatchNorm's moving
+      statistics, then one for each other part, as in the published code.
+
+    Raises:
+      ConfigError: "separate" with groups of different sizes.
+    """
+    if mode == "joint":
+        return base.forward_groups(forward, mode, *mixed, *others)
+    outputs = base.forward_groups(forward, mode, *interleave(mixed), *others)
+    back = interleave(outputs[: len(mixed)])
+    return (*back, *outputs[len(mixed) :])
+
+
+def interleave(groups: Sequence[Any]) -> list[Any]:
+    """Exchanges row r of the first group with that of group r mod G, for G groups of one size.
+
+    The first group then holds as many rows of each of them (as far as G divides their size), and
+    all others some of the first. Applied again, it puts every row back.
+
+    Raises:
+      ConfigError: the groups have different sizes.
+    """
+    flat = [tf.nest.flatten(group) for group in groups]
+    sizes = [parts[0].shape[0] for parts in flat]
+    if len(set(sizes)) > 1:
+        raise config.ConfigError(
+            f"forward_pass=separate interleaves batches of one size, and these are of {sizes}: use "
+            "the same labeled_batch_size and unlabeled_batch_size, or forward_pass=joint."
+        )
+    count = len(groups)
+    row = tf.range(tf.shape(flat[0][0])[0])
+    group = row % count
+
+    def exchange(*tensors):
+        first = tf.gather(tf.stack(tensors, 1), group, batch_dims=1)
+        rest = [
+            tf.where(base.expand(group == g, tensor), tensors[0], tensor)
+            for g, tensor in enumerate(tensors[1:], 1)
+        ]
+        return [first, *rest]
+
+    exchanged = [exchange(*tensors) for tensors in zip(*flat, strict=True)]
+    return [
+        tf.nest.pack_sequence_as(groups[0], [parts[g] for parts in exchanged]) for g in range(count)
+    ]
