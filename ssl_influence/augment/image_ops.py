@@ -8,8 +8,10 @@ scalar for the batch, in the units of Pillow's `ImageOps`, `ImageEnhance` and `I
 pixel, with its opacity, moves several times faster than four bytes.
 """
 
+import functools
 import math
 
+import numpy as np
 import tensorflow as tf
 
 # ITU-R 601-2 luma in 16-bit fixed point, as Pillow's conversion from RGB to L has it.
@@ -389,7 +391,7 @@ def solarize(images: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
 # --- Blends -------------------------------------------------------------------------------------
 
 
-def _blend(start: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+def blend(start: tf.Tensor, images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Pillow's `Image.blend`: start + factor (images - start), clipped and truncated.
 
     Args:
@@ -412,7 +414,7 @@ def brightness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       factor: [B], at least 0: 0 is black, 1 leaves the image, more is brighter.
     """
     check_images(images)
-    return _blend(0, images, factor)
+    return blend(0, images, factor)
 
 
 def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -426,7 +428,7 @@ def contrast(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     _, height, width, _ = images.shape
     total = tf.reduce_sum(_luma(images), axis=[1, 2, 3], keepdims=True)
     mean = tf.floor(tf.cast(total, tf.float64) / (height * width) + 0.5)
-    return _blend(mean, images, factor)
+    return blend(mean, images, factor)
 
 
 def _luma(images: tf.Tensor) -> tf.Tensor:
@@ -439,20 +441,50 @@ def _luma(images: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(weighted + 0x8000, 16)
 
 
-def _smooth(images: tf.Tensor) -> tf.Tensor:
-    """Pillow's SMOOTH filter, uint8 [B, H, W, C].
+def smooth(images: tf.Tensor) -> tf.Tensor:
+    """Pillow's SMOOTH filter.
 
     Each pixel becomes (4 times itself plus the sum of its 3 x 3 neighborhood) / 13, rounded; the
     outermost rows and columns are left as they are.
+
+    Args:
+      images: uint8 [B, H, W, C], H and W at least 3.
     """
-    _, height, width, _ = images.shape
+    check_images(images)
     values = tf.cast(images, tf.int32)
-    rows = values[:, :-2] + values[:, 1:-1] + values[:, 2:]
-    box = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
-    inner = (box + 4 * values[:, 1:-1, 1:-1] + 6) // 13
-    border = [[0, 0], [1, 1], [1, 1], [0, 0]]
-    is_inner = tf.pad(tf.ones([1, height - 2, width - 2, 1], tf.bool), border)
-    return tf.where(is_inner, tf.pad(tf.cast(inner, tf.uint8), border), images)
+    inner = (_box(values, 3) + 4 * values[:, 1:-1, 1:-1] + 6) // 13
+    return _with_border(inner, images)
+
+
+def blur(images: tf.Tensor) -> tf.Tensor:
+    """Pillow's BLUR filter.
+
+    Each pixel becomes the mean of the 16 pixels around its 3 x 3 neighborhood, rounded; the two
+    outermost rows and columns are left as they are.
+
+    Args:
+      images: uint8 [B, H, W, C], H and W at least 5.
+    """
+    check_images(images)
+    values = tf.cast(images, tf.int32)
+    ring = _box(values, 5) - _box(values[:, 1:-1, 1:-1], 3)
+    return _with_border(tf.bitwise.right_shift(ring + 8, 4), images)
+
+
+def _box(values: tf.Tensor, size: int) -> tf.Tensor:
+    """Sums over size x size pixels, without those that reach beyond the border."""
+    height, width = values.shape[1] - size + 1, values.shape[2] - size + 1
+    rows = tf.add_n([values[:, i : i + height] for i in range(size)])
+    return tf.add_n([rows[:, :, i : i + width] for i in range(size)])
+
+
+def _with_border(inner: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """The images, with what lies inside replaced."""
+    size = (images.shape[1] - inner.shape[1]) // 2
+    inner = tf.cast(inner, tf.uint8)
+    middle = images[:, size:-size]
+    middle = tf.concat([middle[:, :, :size], inner, middle[:, :, -size:]], 2)
+    return tf.concat([images[:, :size], middle, images[:, -size:]], 1)
 
 
 def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -463,7 +495,7 @@ def color(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       factor: [B], at least 0: 0 is gray, 1 leaves the image, more is more colorful.
     """
     check_images(images)
-    return _blend(_luma(images), images, factor)
+    return blend(_luma(images), images, factor)
 
 
 def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -474,4 +506,110 @@ def sharpness(images: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
       factor: [B], at least 0: 0 is smoothed, 1 leaves the image, more is sharper.
     """
     check_images(images)
-    return _blend(_smooth(images), images, factor)
+    return blend(smooth(images), images, factor)
+
+
+# --- Resampling ---------------------------------------------------------------------------------
+
+# What `rescale` can enlarge with; the order is part of CTAugment's table.
+RESAMPLINGS = ("lanczos", "bicubic", "bilinear", "box", "hamming", "nearest")
+
+_TAPS = 7  # Pixels under the widest of these filters.
+_PRECISION = 2.0**22  # Pillow rounds filter weights to multiples of its inverse.
+
+
+def rescale(images: tf.Tensor, margin: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
+    """Cuts off a margin and enlarges the rest to the size of the image.
+
+    Equals `image.crop(box).resize(image.size, method)` with the box (margin W, margin H, W - margin
+    W, H - margin H), which Pillow rounds to whole pixels.
+
+    Args:
+      images: uint8 [B, H, W, C].
+      margin: [B], share of the side that is cut off at each end, in 0..1/4; 0 leaves the image.
+      method: [B], integers, index into RESAMPLINGS.
+
+    Returns:
+      uint8 [B, H, W, C].
+    """
+    check_images(images)
+    _, height, width, channels = images.shape
+    margin = _per_image(margin, images, tf.float64)
+    method = _per_image(method, images, tf.int32)
+    # Along x first, with whole gray levels in between, as Pillow.
+    columns = tf.reshape(tf.transpose(images, [0, 2, 1, 3]), [-1, width, height * channels])
+    columns = _resample(columns, margin, method, width)
+    columns = tf.reshape(columns, [-1, width, height, channels])
+    rows = tf.reshape(tf.transpose(columns, [0, 2, 1, 3]), [-1, height, width * channels])
+    rows = _resample(rows, margin, method, height)
+    return tf.cast(tf.reshape(rows, [-1, height, width, channels]), tf.uint8)
+
+
+def _resample(values, margin, method, size):
+    """`rescale` along the first axis of gray levels [B, size, n], to whole levels, float64."""
+    start = tf.round(margin * size)
+    kept = tf.cast(tf.round(size * (1.0 - margin)) - start, tf.int32)
+    least, first, taps = _resampling_table(size)
+    row = method * first.shape[1] + kept - least
+    first = tf.gather(first.reshape(-1, size), row) + tf.cast(start, tf.int32)[:, tf.newaxis]
+    taps = tf.gather(taps.reshape(-1, size, _TAPS), row)
+    place = tf.range(size) - first[:, :, tf.newaxis]
+    weights = tf.gather(taps, tf.clip_by_value(place, 0, _TAPS - 1), batch_dims=2)
+    weights *= tf.cast((place >= 0) & (place < _TAPS), tf.float64)
+    # Exact: the weights are multiples of 2**-22, the levels whole.
+    level = tf.floor(tf.matmul(weights, tf.cast(values, tf.float64)) + 0.5)
+    return tf.clip_by_value(level, 0.0, 255.0)
+
+
+@functools.lru_cache(maxsize=16)
+def _resampling_table(size: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """How each method enlarges 1 D signals of some lengths to `size`.
+
+    Returns:
+      The least length n; first, int32 [methods, lengths, size], the first of the entries that an
+      output is made of; and their weights, float64 [methods, lengths, size, _TAPS]. Lengths are n
+      to `size`.
+    """
+    least = max(1, size // 2 - 1)
+    tables = [
+        [_interpolation(method, length, size) for length in range(least, size + 1)]
+        for method in RESAMPLINGS
+    ]
+    first, taps = (np.stack([[pair[i] for pair in row] for row in tables]) for i in range(2))
+    return least, first, taps
+
+
+def _interpolation(method: str, length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(first [size], weights [size, _TAPS]) of `_resampling_table`."""
+    scale = length / size
+    if method == "nearest":
+        # Pillow adds the step up, with the rounding that this brings.
+        first = np.add.accumulate(np.r_[scale * 0.5, np.full(size - 1, scale)]).astype(np.int32)
+        return first, np.eye(1, _TAPS).repeat(size, 0)
+    support, weight = _FILTERS[method]
+    center = (np.arange(size) + 0.5) * scale
+    first = np.maximum((center - support + 0.5).astype(np.int32), 0)
+    end = np.minimum((center + support + 0.5).astype(np.int32), length)
+    place = first[:, np.newaxis] + np.arange(_TAPS)
+    taps = weight(place - center[:, np.newaxis] + 0.5) * (place < end[:, np.newaxis])
+    taps /= taps.sum(axis=1, keepdims=True)
+    return first, np.trunc(taps * _PRECISION + np.copysign(0.5, taps)) / _PRECISION
+
+
+def _cubic(x):
+    x = np.abs(x)
+    near, far = (1.5 * x - 2.5) * x * x + 1.0, ((x - 5.0) * x + 8.0) * x - 4.0
+    return np.where(x < 1.0, near, np.where(x < 2.0, -0.5 * far, 0.0))
+
+
+# method -> (support in pixels, weight at a distance); Pillow's.
+_FILTERS = {
+    "lanczos": (3.0, lambda x: np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0.0)),
+    "bicubic": (2.0, _cubic),
+    "bilinear": (1.0, lambda x: np.maximum(1.0 - np.abs(x), 0.0)),
+    "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
+    "hamming": (
+        1.0,
+        lambda x: np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0),
+    ),
+}

@@ -19,24 +19,25 @@ repeats. All randomness is a function of (seed, position in the batch).
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config as config_lib
-from ssl_influence.augment import image_ops
+from ssl_influence.augment import auto_augment, ctaugment, image_ops, per_image
 
 # All control flow here is Python's, and converting it would triple the time to trace a pipeline.
 _as_written = tf.autograph.experimental.do_not_convert
 
-VIEWS = ("weak", "strong")
-GRAY = 128
+KINDS = ("weak", "strong")
+GRAY = per_image.GRAY
 LEVELS = 10  # Magnitudes are in tenths of their range; 1 to 9 are drawn.
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One row of RandAugment's table.
+    """One row of the table that RandAugment and AutoAugment share.
 
     The magnitude at level l is start + span l / 10, the second term truncated if `whole`.
 
@@ -83,29 +84,68 @@ OPERATIONS = (
     Operation("Brightness", start=0.1, span=1.8),
 )
 
-# How each operation runs on (images, magnitude); the rest is Cutout.
-_MATRICES = {
-    "ShearX": image_ops.shear_x_matrix,
-    "ShearY": image_ops.shear_y_matrix,
-    "TranslateX": image_ops.translate_x_matrix,
-    "TranslateY": image_ops.translate_y_matrix,
-    "Rotate": image_ops.rotate_matrix,
-}
-_RECOLORINGS = {
-    "AutoContrast": lambda images, _: image_ops.autocontrast(images),
-    "Equalize": lambda images, _: image_ops.equalize(images),
-    "Invert": lambda images, _: image_ops.invert(images),
-    "Posterize": image_ops.posterize,
-    "Solarize": image_ops.solarize,
-    "Brightness": image_ops.brightness,
-    "Contrast": image_ops.contrast,
-    "Color": image_ops.color,
-    "Sharpness": image_ops.sharpness,
+_INDEX = {row.name: index for index, row in enumerate(OPERATIONS)} | {"Identity": -1}
+
+# How each operation runs on (images, magnitude).
+_RUN = per_image.Operations(
+    names=tuple(row.name for row in OPERATIONS),
+    matrices={
+        "ShearX": image_ops.shear_x_matrix,
+        "ShearY": image_ops.shear_y_matrix,
+        "TranslateX": image_ops.translate_x_matrix,
+        "TranslateY": image_ops.translate_y_matrix,
+        "Rotate": image_ops.rotate_matrix,
+    },
+    recolorings={
+        "AutoContrast": lambda images, _: image_ops.autocontrast(images),
+        "Equalize": lambda images, _: image_ops.equalize(images),
+        "Invert": lambda images, _: image_ops.invert(images),
+        "Posterize": image_ops.posterize,
+        "Solarize": image_ops.solarize,
+        "Brightness": image_ops.brightness,
+        "Contrast": image_ops.contrast,
+        "Color": image_ops.color,
+        "Sharpness": image_ops.sharpness,
+    },
+    cutout="Cutout",
+    side=lambda side, *_: side,
+    # Without opacity: the mean color of CIFAR-10, seen only if a later operation drops opacity.
+    cutout_word=125 + 122 * 0x100 + 113 * 0x10000,
+    opaque=frozenset(row.name for row in OPERATIONS if row.opaque),
+)
+
+# What FixMatch's RandAugment draws from; of no operation, Identity, there is a fourteenth part.
+FIXMATCH_OPERATIONS = tuple(
+    row.name for row in OPERATIONS if row.name not in ("Invert", "Cutout")
+) + ("Identity",)
+
+_AUTO_AUGMENT = {
+    "auto_augment_cifar10": auto_augment.CIFAR10,
+    "auto_augment_svhn": auto_augment.SVHN,
 }
 
-# What the Cutout among the operations paints in the published code, without opacity: the mean color
-# of CIFAR-10, seen only if a later operation drops opacity.
-_CUTOUT_WORD = 125 + 122 * 0x100 + 113 * 0x10000
+
+def view_index(name: str) -> int:
+    """The place of a view in the order weak, strong, weak_2, strong_2, weak_3, ...
+
+    Args:
+      name: a kind, "weak" or "strong", then nothing for the first copy or _2, _3, ... for others.
+
+    Raises:
+      ConfigError: a view has no such name.
+    """
+    match = re.fullmatch(f"({'|'.join(KINDS)})(?:_([2-9]|[1-9][0-9]+))?", name)
+    if match is None:
+        raise config_lib.ConfigError(
+            f"view={name!r} is not one of {', '.join(KINDS)}, nor a copy of one, as weak_2."
+        )
+    kind, copy = match.groups()
+    return len(KINDS) * (int(copy or 1) - 1) + KINDS.index(kind)
+
+
+def is_strong(name: str) -> bool:
+    """Whether the view of that name is a strong one."""
+    return KINDS[view_index(name) % len(KINDS)] == "strong"
 
 
 @_as_written
@@ -117,6 +157,7 @@ def views(
     default_flip: bool,
     *,
     fill: int | tuple[int, ...] = GRAY,
+    rates: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
     """The named views of a batch, each with randomness of its own.
 
@@ -125,10 +166,11 @@ def views(
     Args:
       images: uint8 [B, H, W, C], C 1 or 3.
       seed: integers [2].
-      names: of VIEWS.
+      names: see `view_index`.
       config: settings; `flip` None takes `default_flip`, `shift` None is H // 8.
       default_flip: whether images of this dataset may be mirrored.
-      fill: see `rand_augment`.
+      fill: see `strong`.
+      rates: see `strong`.
 
     Returns:
       name -> uint8 [B, H, W, C].
@@ -137,28 +179,26 @@ def views(
       ConfigError: a view has no such name, or the shift does not fit the image.
     """
     image_ops.check_images(images)
-    flip = default_flip if config.flip is None else config.flip
-    shift = images.shape[1] // 8 if config.shift is None else config.shift
-    makers = {
-        "weak": lambda key: weak(images, key, flip=flip, shift=shift),
-        "strong": lambda key: strong(images, key, config, flip=flip, shift=shift, fill=fill),
-    }
+    flip, shift = weak_settings(config, default_flip, images.shape[1])
+    made = {}
     for name in names:
-        if name not in VIEWS:
-            raise config_lib.ConfigError(f"view={name!r} is not one of {', '.join(VIEWS)}.")
-    return {name: makers[name](_fold_in(seed, VIEWS.index(name))) for name in names}
+        key = per_image.fold_in(seed, view_index(name))
+        if is_strong(name):
+            made[name] = strong(images, key, config, flip=flip, shift=shift, fill=fill, rates=rates)
+        else:
+            made[name] = weak(images, key, flip=flip, shift=shift)
+    return made
+
+
+def weak_settings(
+    config: config_lib.AugmentConfig, default_flip: bool, height: int
+) -> tuple[bool, int]:
+    """(flip, shift) of `weak` for images of that height."""
+    flip = default_flip if config.flip is None else config.flip
+    return flip, height // 8 if config.shift is None else config.shift
 
 
 @_as_written
-def check_shift(shift: int, height: int, width: int) -> None:
-    """Raises ConfigError if reflection cannot fill a shift by that many pixels."""
-    limit = min(height, width)
-    if not 0 <= shift < limit:
-        raise config_lib.ConfigError(
-            f"shift={shift} does not fit images of {height} x {width} pixels: use 0 to {limit - 1}."
-        )
-
-
 def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Tensor:
     """Mirrors half of the images left to right, then shifts each by up to `shift` pixels.
 
@@ -178,21 +218,7 @@ def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Te
       ConfigError: the shift is as large as the image.
     """
     image_ops.check_images(images)
-    return _weak(images, seed, flip=flip, shift=shift)
-
-
-def _weak(pixels, seed, *, flip, shift):
-    """`weak` on images or on packed pixels."""
-    _, height, width = pixels.shape[:3]
-    check_shift(shift, height, width)
-    if not flip and not shift:
-        return tf.identity(pixels)
-    batch = tf.shape(pixels)[0]
-    flipped = tf.zeros([batch], tf.bool)
-    if flip:
-        flipped = _uniform([batch], _fold_in(seed, 0), 0, 2) == 1
-    offset = _uniform([batch, 2], _fold_in(seed, 1), -shift, shift + 1)
-    return image_ops.flip_and_shift(pixels, flipped, offset)
+    return per_image.weak(images, seed, flip=flip, shift=shift)
 
 
 @_as_written
@@ -204,29 +230,57 @@ def strong(
     flip: bool,
     shift: int,
     fill: int | tuple[int, ...] = GRAY,
+    rates: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """UDA's augmentation: `rand_augment` with the settings of `config`, then `weak`.
+    """The strong view that `config.strong` names, with `weak` in its published place.
+
+    "rand_augment", of UDA, draws from all OPERATIONS, paints the closing square, then flips and
+    shifts; "rand_augment_fixmatch" flips and shifts, draws from FIXMATCH_OPERATIONS, then paints;
+    the policies of AutoAugment come first, then flip and shift, then the square; "ctaugment" flips
+    and shifts, draws by its rates, then paints.
 
     Args:
       images: uint8 [B, H, W, C], C 1 or 3.
       seed: integers [2].
-      config: gives operations, probability and cutout.
+      config: gives operations, probability, cutout and the settings of CTAugment.
       flip: see `weak`.
       shift: see `weak`.
-      fill: see `rand_augment`.
+      fill: gray level, or one per channel, of the closing square and, but for "ctaugment", of
+        pixels from outside the image. Pass the rounded training mean where `normalize`
+        standardizes.
+      rates: of CTAugment, float32 [parameters, bins], see `ctaugment`.
 
     Returns:
       uint8 [B, H, W, C].
+
+    Raises:
+      ValueError: "ctaugment" without rates.
     """
-    words = _rand_augment(
-        image_ops.pack(images),
-        _fold_in(seed, 0),
-        operations=config.operations,
-        probability=config.probability,
-        cutout=config.cutout,
-        fill=fill,
-    )
-    words = _weak(words, _fold_in(seed, 1), flip=flip, shift=shift)
+    if config.strong == "ctaugment":
+        if rates is None:
+            raise ValueError("strong='ctaugment' needs the rates of a CTAugment: pass them.")
+        return ctaugment.strong(images, seed, rates, config, flip=flip, shift=shift, fill=fill)
+    words = image_ops.pack(images)
+    key, weak_key = per_image.fold_in(seed, 0), per_image.fold_in(seed, 1)
+    settings = {
+        "operations": config.operations,
+        "probability": config.probability,
+    }
+
+    def flip_and_shift(words):
+        return per_image.weak(words, weak_key, flip=flip, shift=shift)
+
+    def close(words):
+        return per_image.close(words, per_image.fold_in(key, 1), cutout=config.cutout, fill=fill)
+
+    if config.strong == "rand_augment":
+        words = flip_and_shift(close(_rand_augment(words, key, **settings)))
+    elif config.strong == "rand_augment_fixmatch":
+        names = FIXMATCH_OPERATIONS
+        words = close(_rand_augment(flip_and_shift(words), key, names=names, **settings))
+    else:
+        policy = _AUTO_AUGMENT[config.strong]
+        words = close(flip_and_shift(_auto_augment(words, key, policy)))
     return image_ops.unpack(words, images.shape[-1])
 
 
@@ -252,42 +306,42 @@ def rand_augment(
       operations: how many are drawn, 0 for none.
       probability: chance that a drawn operation is applied.
       cutout: side of the closing square as a fraction of the height, 0 for none.
-      fill: gray level, or one per channel, of the square and of pixels from outside the image. Pass
-        the rounded training mean where `normalize` standardizes.
+      fill: see `strong`.
 
     Returns:
       uint8 [B, H, W, C].
     """
     words = _rand_augment(
-        image_ops.pack(images),
-        seed,
-        operations=operations,
-        probability=probability,
-        cutout=cutout,
-        fill=fill,
+        image_ops.pack(images), seed, operations=operations, probability=probability
     )
+    words = per_image.close(words, per_image.fold_in(seed, 1), cutout=cutout, fill=fill)
     return image_ops.unpack(words, images.shape[-1])
 
 
-def _rand_augment(words, seed, *, operations, probability, cutout, fill):
-    """`rand_augment` on packed pixels, int32 [B, H, W]."""
+def _rand_augment(words, seed, *, operations, probability, names=_RUN.names):
+    """The operations of RandAugment on packed pixels, int32 [B, H, W]."""
+    if not operations:
+        return words
     _, height, width = words.shape
     batch = tf.shape(words)[0]
-    painted = tf.zeros_like(words, tf.bool)
-    if operations:
-        drawn = _draw(_fold_in(seed, 0), batch, operations, probability, height, width)
-        for operation, magnitude, center in zip(*map(tf.unstack, drawn), strict=True):
-            words = _apply(words, operation, magnitude, center)
-        painted |= words >= 0  # Transparent.
-    if cutout:
-        center = _centers([batch], _fold_in(seed, 1), height, width)
-        side = tf.fill([batch], int(cutout * height))
-        painted |= image_ops.square_mask(center, side, height, width)
-    color = np.broadcast_to(np.asarray(fill, np.uint8), [1, 1, 1, 3])
-    return image_ops.paint(words, painted, image_ops.pack(tf.constant(color))[0, 0, 0])
+    key = per_image.fold_in(seed, 0)
+    return _run(words, _draw(key, batch, operations, probability, height, width, names))
 
 
-def _draw(seed, batch, operations, probability, height, width):
+def _auto_augment(words, seed, policy):
+    """A policy of AutoAugment on packed pixels, int32 [B, H, W]."""
+    _, height, width = words.shape
+    batch = tf.shape(words)[0]
+    return _run(words, _draw_policy(per_image.fold_in(seed, 0), batch, policy, height, width))
+
+
+def _run(words, drawn):
+    for operation, magnitude, center in zip(*map(tf.unstack, drawn), strict=True):
+        words = per_image.apply(words, _RUN, operation, (magnitude,), center)
+    return words
+
+
+def _draw(seed, batch, operations, probability, height, width, names=_RUN.names):
     """What each image does at each of its turns.
 
     Returns:
@@ -296,68 +350,45 @@ def _draw(seed, batch, operations, probability, height, width):
       center: int32 [operations, B, 2], of the square if the operation is Cutout.
     """
     shape = [operations, batch]
-    operation = _uniform(shape, _fold_in(seed, 0), 0, len(OPERATIONS))
-    level = _uniform(shape, _fold_in(seed, 1), 1, LEVELS)
-    applied = tf.random.stateless_uniform(shape, _fold_in(seed, 2), alg="philox") < probability
-    negated = _uniform(shape, _fold_in(seed, 3), 0, 2) == 1
-    table = np.stack([row.magnitudes(height, width) for row in OPERATIONS])
-    magnitude = tf.gather(table.ravel(), operation * (LEVELS + 1) + level)
-    signed = tf.gather([row.signed for row in OPERATIONS], operation)
-    magnitude = tf.where(signed & negated, -magnitude, magnitude)
-    center = _centers(shape, _fold_in(seed, 4), height, width)
-    return tf.where(applied, operation, -1), magnitude, center
+    place = per_image.uniform(shape, per_image.fold_in(seed, 0), 0, len(names))
+    operation = tf.gather([_INDEX[name] for name in names], place)
+    level = per_image.uniform(shape, per_image.fold_in(seed, 1), 1, LEVELS)
+    return _applied(seed, operation, level, probability, height, width)
 
 
-def _apply(words, operation, magnitude, center):
-    """Applies to each image its own operation; each image is read and written by that alone.
-
-    Args:
-      words: packed pixels, int32 [B, H, W].
-      operation: int32 [B], index into OPERATIONS or -1.
-      magnitude: float64 [B].
-      center: int32 [B, 2].
-
-    Returns:
-      int32 [B, H, W].
-    """
-    _, height, width = words.shape
-    names = [None, *(row.name for row in OPERATIONS)]
-    indices = tf.range(tf.shape(words)[0])
-
-    def divide(values):
-        parts = tf.dynamic_partition(values, operation + 1, len(names))
-        return dict(zip(names, parts, strict=True))
-
-    rows, before, strength = divide(indices), divide(words), divide(magnitude)
-
-    def together(parts, group):
-        return tf.concat([parts[name] for name in group], 0)
-
-    matrices = [make(strength[name], height, width) for name, make in _MATRICES.items()]
-    moved = image_ops.affine(together(before, _MATRICES), tf.concat(matrices, 0))
-
-    original = together(before, _RECOLORINGS)
-    sizes = [tf.size(rows[name]) for name in _RECOLORINGS]
-    parts = tf.split(image_ops.unpack(original, 3), sizes)
-    recolored = [
-        recolor(part, strength[name])
-        for part, (name, recolor) in zip(parts, _RECOLORINGS.items(), strict=True)
-    ]
-    recolored = image_ops.pack(tf.concat(recolored, 0))
-    opaque = {row.name: image_ops.OPAQUE if row.opaque else 0 for row in OPERATIONS}
-    dropped = tf.repeat([opaque[name] for name in _RECOLORINGS], sizes)
-    # Packing made all of it opaque: what was transparent stays so, unless opacity is dropped.
-    recolored &= original | dropped[:, tf.newaxis, tf.newaxis] | ~image_ops.OPAQUE
-
-    side = tf.cast(strength["Cutout"], tf.int32)
-    square = image_ops.square_mask(divide(center)["Cutout"], side, height, width)
-    painted = image_ops.paint(before["Cutout"], square, _CUTOUT_WORD)
-
-    changed = tf.dynamic_stitch(
-        [rows[None], together(rows, _MATRICES), together(rows, _RECOLORINGS), rows["Cutout"]],
-        [before[None], moved, recolored, painted],
+def _draw_policy(seed, batch, policy, height, width):
+    """As `_draw`, of a policy of AutoAugment."""
+    row = per_image.uniform([batch], per_image.fold_in(seed, 0), 0, len(policy))
+    names, probability, level = (np.array(column).T for column in _columns(policy))
+    index = np.vectorize(_INDEX.get)(names)
+    return _applied(
+        seed,
+        tf.gather(tf.constant(index, tf.int32), row, axis=1),
+        tf.gather(tf.constant(level, tf.int32), row, axis=1),
+        tf.gather(tf.constant(probability, tf.float32), row, axis=1),
+        height,
+        width,
     )
-    return tf.ensure_shape(changed, words.shape)
+
+
+def _columns(policy):
+    """The names, probabilities and levels of a policy, each [sub-policies][operations]."""
+    return ([[turn[i] for turn in row] for row in policy] for i in range(3))
+
+
+def _applied(seed, operation, level, probability, height, width):
+    """What `_draw` returns, of operations that are not all applied and of their levels."""
+    shape = tf.shape(operation)
+    applied = per_image.fractions(shape, per_image.fold_in(seed, 2)) < probability
+    negated = per_image.uniform(shape, per_image.fold_in(seed, 3), 0, 2) == 1
+    table = np.stack([row.magnitudes(height, width) for row in OPERATIONS])
+    # Of no operation, index -1, the magnitude is that of the first, and unused.
+    index = tf.maximum(operation, 0)
+    magnitude = tf.gather(table.ravel(), index * (LEVELS + 1) + level)
+    signed = tf.gather([row.signed for row in OPERATIONS], index)
+    magnitude = tf.where(signed & negated, -magnitude, magnitude)
+    center = per_image.centers(shape, per_image.fold_in(seed, 4), height, width)
+    return tf.where(applied, operation, -1), magnitude, center
 
 
 def normalize(
@@ -389,19 +420,3 @@ def normalize(
             "pass the training mean and a std above 0."
         )
     return (values - tf.constant(mean, tf.float32)) / tf.constant(std, tf.float32)
-
-
-def _fold_in(seed: tf.Tensor, data: int) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(seed, data, alg="philox")
-
-
-def _uniform(shape, seed, low: int, high: int) -> tf.Tensor:
-    """Integers of low..high - 1, int32. Philox by name: the default depends on the device."""
-    return tf.random.stateless_uniform(shape, seed, low, high, tf.int32, alg="philox")
-
-
-def _centers(shape, seed, height: int, width: int) -> tf.Tensor:
-    """Positions (y, x), uniform over the pixels, int32 [*shape, 2]."""
-    y = _uniform(shape, _fold_in(seed, 0), 0, height)
-    x = _uniform(shape, _fold_in(seed, 1), 0, width)
-    return tf.stack([y, x], axis=-1)

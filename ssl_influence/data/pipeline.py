@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.augment import policies
+from ssl_influence.augment import per_image, policies
 from ssl_influence.data import sources, splits
 
 Batch = dict[str, dict[str, tf.Tensor]]
@@ -56,11 +56,15 @@ class Pipeline:
           data_config: gives the batch sizes.
           augment_config: how the views of images are made; vectors are left as they are.
           seed: of the order of the examples and of their augmentation.
-          views: of the unlabeled inputs, the keys of their batches.
+          views: of the unlabeled inputs, the keys of their batches: "weak", "strong", or further
+            copies with draws of their own, "weak_2", "strong_3", ...
 
         Raises:
-          ConfigError: views of unlabeled examples are asked for, and there are none.
+          ConfigError: views of unlabeled examples are asked for, and there are none; a view has no
+            such name.
         """
+        for name in views:
+            policies.view_index(name)
         if views and not len(split.unlabeled):
             raise config.ConfigError(
                 f"The dataset {source.name} has no unlabeled example left beside "
@@ -73,7 +77,7 @@ class Pipeline:
         self._views = tuple(views)
         if source.is_image:
             if augment_config.shift is not None:
-                policies.check_shift(augment_config.shift, *source.inputs.shape[1:3])
+                per_image.check_shift(augment_config.shift, *source.inputs.shape[1:3])
             self._scale, self._offset = _affine(source.inputs, augment_config)
             # Cutout and pixels from outside are 0 after normalization, as in UDA's code.
             zero = np.broadcast_to(np.round(-self._offset / self._scale), source.inputs.shape[-1:])

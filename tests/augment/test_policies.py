@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
 from ssl_influence import config as config_lib
-from ssl_influence.augment import policies
+from ssl_influence.augment import per_image, policies
 
 CONFIG = config_lib.AugmentConfig()
 SEED = (3, 14)
@@ -96,7 +96,7 @@ def test_rand_augment_equals_pillow_given_the_same_draws(height, width, operatio
     operation, magnitude, center = (
         part.numpy() for part in policies._draw(_seed(SEED, 0), 300, operations, 0.9, height, width)
     )
-    cutout_center = policies._centers([300], _seed(SEED, 1), height, width).numpy()
+    cutout_center = per_image.centers([300], _seed(SEED, 1), height, width).numpy()
     names = [row.name for row in policies.OPERATIONS]
     seen = collections.Counter()
     for i, image in enumerate(images):
@@ -340,7 +340,9 @@ def test_images_without_a_static_size_are_refused(name):
 
 
 def test_an_unknown_view_is_named():
-    with pytest.raises(config_lib.ConfigError, match="view='medium' is not one of weak, strong"):
+    with pytest.raises(
+        config_lib.ConfigError, match="view='medium' is not one of weak, strong, nor a copy"
+    ):
         policies.views(tf.zeros([1, 8, 8, 3], tf.uint8), SEED, ("medium",), CONFIG, True)
 
 
