@@ -1,11 +1,14 @@
 """Images a second of the weak and strong views on one core, beside Pillow; and what training waits.
 
-Rows: weak and strong (`ssl_influence.augment.policies` on a batch of unlabeled images), the same by
-Pillow (the package pillow is needed for these two), all in a process that is pinned to one core;
-and training, steps through `Pipeline.train_dataset` on all cores, with the share of the time that
-they wait for input.
+Rows: weak and strong (`ssl_influence.augment.policies` on a batch of unlabeled images, the strong
+view as --strong_view has it), the other strong views by their names, CTAugment with the rates that
+it starts with, and each of these by Pillow (for which the package pillow is needed), all in a
+process that is pinned to one core; and training, steps through `Pipeline.train_dataset` on all
+cores, with the share of the time that they wait for input.
 """
 
+import dataclasses
+import functools
 import os
 import random
 import time
@@ -18,8 +21,8 @@ from ssl_influence import config as config_lib
 CASES = ("images", "training")
 
 RATIOS = {
-    "weak_pillow_over_library": timing.Ratio("weak_pillow", "weak"),
-    "strong_pillow_over_library": timing.Ratio("strong_pillow", "strong"),
+    f"{row}_pillow_over_library": timing.Ratio(f"{row}_pillow", row)
+    for row in ("weak", "strong", *config_lib.STRONG_VIEWS)
 }
 
 EXAMPLES, LABELED, VALIDATION = 5_000, 250, 1_000
@@ -40,28 +43,37 @@ def _images(config, repeats):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import tensorflow as tf
 
-    from ssl_influence.augment import policies
+    from ssl_influence.augment import ctaugment, policies
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     count, rng = config.data.unlabeled_batch_size, random.Random(0)
     images = np.random.default_rng(0).integers(0, 256, [count, 32, 32, 3], np.uint8)
 
-    def library(view):
-        batch = tf.constant(images)
+    def library(view, augment):
+        batch, rates = tf.constant(images), ctaugment.initial_rates()
         make = tf.function(
-            lambda draw: policies.views(batch, tf.stack([0, draw]), (view,), config.augment, True)
+            lambda draw: policies.views(
+                batch, tf.stack([0, draw]), (view,), augment, True, rates=rates
+            )
         )
         return lambda: make(tf.constant(rng.randrange(2**31)))[view].numpy()
 
-    calls = {view: library(view) for view in policies.VIEWS}
+    settings = {"strong": config.augment} | {
+        name: dataclasses.replace(config.augment, strong=name)
+        for name in config_lib.STRONG_VIEWS
+        if name != config.augment.strong
+    }
+    calls = {"weak": library("weak", config.augment)}
+    calls |= {row: library("strong", augment) for row, augment in settings.items()}
     try:
         from experiments.benchmarks import pillow_policy
     except ImportError:
         print("Pillow is not installed, so its rows are missing: pip install pillow.", flush=True)
     else:
         calls["weak_pillow"] = lambda: pillow_policy.weak(images, rng, config.augment)
-        calls["strong_pillow"] = lambda: pillow_policy.strong(images, rng, config.augment)
+        for row, augment in settings.items():
+            calls[f"{row}_pillow"] = functools.partial(pillow_policy.strong, images, rng, augment)
     rows = timing.interleaved(calls, repeats)
     for row in rows.values():
         row["images_per_s"] = count / row["median_s"]

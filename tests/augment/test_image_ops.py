@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sklearn.datasets
 import tensorflow as tf
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from ssl_influence.augment import image_ops
 
@@ -88,6 +88,16 @@ WITHOUT_MAGNITUDE = {
     "autocontrast": ImageOps.autocontrast,
     "equalize": ImageOps.equalize,
     "invert": ImageOps.invert,
+    "smooth": lambda image: image.filter(ImageFilter.SMOOTH),
+    "blur": lambda image: image.filter(ImageFilter.BLUR),
+}
+RESAMPLINGS = {
+    "lanczos": Image.LANCZOS,
+    "bicubic": Image.BICUBIC,
+    "bilinear": Image.BILINEAR,
+    "box": Image.BOX,
+    "hamming": Image.HAMMING,
+    "nearest": Image.NEAREST,
 }
 
 
@@ -114,6 +124,50 @@ def test_equals_pillow_without_magnitude(name, kind):
     operation = getattr(image_ops, name)
     np.testing.assert_array_equal(operation(tf.constant(images)), expected)
     np.testing.assert_array_equal(tf.function(operation)(tf.constant(images)), expected)
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", WITHOUT_MAGNITUDE)
+def test_blend_of_two_images_equals_pillow(name, kind):
+    reference, operation = WITHOUT_MAGNITUDE[name], getattr(image_ops, name)
+    amounts = np.linspace(0, 1, 17)
+    images = IMAGES[kind].repeat(len(amounts), 0)
+    per_image = np.tile(amounts, len(IMAGES[kind]))
+    expected = _pillow(images, lambda p, m: Image.blend(p, reference(p), m), per_image.tolist())
+    batch = tf.constant(images)
+    result = image_ops.blend(batch, operation(batch), tf.constant(per_image))
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("method", RESAMPLINGS)
+def test_rescale_equals_pillow_bit_for_bit(method, kind):
+    """Also with a method and a margin of its own for each image of the batch."""
+
+    def reference(picture, margin):
+        width, height = picture.size
+        x, y = margin * width, margin * height
+        box = (x, y, width * (1 - margin), height * (1 - margin))
+        return picture.crop(box).resize(picture.size, RESAMPLINGS[method])
+
+    margins = np.linspace(0, 0.25, 18)
+    images = IMAGES[kind].repeat(len(margins), 0)
+    per_image = np.tile(margins, len(IMAGES[kind]))
+    expected = _pillow(images, reference, per_image.tolist())
+    index = image_ops.RESAMPLINGS.index(method)
+    result = image_ops.rescale(tf.constant(images), tf.constant(per_image), index)
+    np.testing.assert_array_equal(result, expected)
+    mixed = image_ops.rescale(
+        tf.constant(images[::5]), tf.constant(per_image[::5]), tf.range(len(images[::5])) % 6
+    )
+    np.testing.assert_array_equal(mixed[index::6], result[::5][index::6])
+
+
+def test_rescale_accepts_an_empty_batch_and_any_small_size():
+    for size in range(1, 8):
+        assert image_ops.rescale(tf.zeros([0, size, size, 3], tf.uint8), [], []).shape[0] == 0
+        images = tf.fill([6, size, size, 1], tf.constant(9, tf.uint8))
+        np.testing.assert_array_equal(image_ops.rescale(images, 0.25, tf.range(6)), images)
 
 
 @pytest.mark.parametrize("degrees", [90.0, 180.0, 270.0, -90.0, 45.0, 360.0])
