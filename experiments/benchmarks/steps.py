@@ -92,6 +92,7 @@ def plain_step(config: config_lib.Config, mode: str) -> tuple[Callable, keras.Mo
     every = config.optimizer.decayed_variables == "all"
     decayed = [v for v in model.trainable_variables if every or "kernel" in v.name]
     labeled_rows, rows = config.data.labeled_batch_size, config.data.unlabeled_batch_size
+    uda = config.method.settings()
 
     @tf.function(jit_compile=config.train.jit_compile or None)
     def step(batch):
@@ -108,12 +109,12 @@ def plain_step(config: config_lib.Config, mode: str) -> tuple[Callable, keras.Mo
                 _, logits = model(tf.concat(inputs, 0), training=True)
                 logits, weak, strong = tf.split(logits, [labeled_rows, rows, rows])
             weak = tf.stop_gradient(weak)
-            target = tf.nn.softmax(weak / config.method.temperature)
-            confident = tf.reduce_max(tf.nn.softmax(weak), 1) > config.method.confidence
+            target = tf.nn.softmax(weak / uda["temperature"])
+            confident = tf.reduce_max(tf.nn.softmax(weak), 1) > uda["confidence"]
             supervised = tf.nn.sparse_softmax_cross_entropy_with_logits(labeled["label"], logits)
             unsupervised = tf.nn.softmax_cross_entropy_with_logits(target, strong)
             loss = tf.reduce_mean(supervised)
-            loss += config.method.unsupervised_weight * tf.reduce_mean(
+            loss += uda["unsupervised_weight"] * tf.reduce_mean(
                 tf.cast(confident, tf.float32) * unsupervised
             )
             loss += config.optimizer.weight_decay * tf.add_n([tf.nn.l2_loss(v) for v in decayed])

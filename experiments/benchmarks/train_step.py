@@ -35,12 +35,12 @@ RATIOS = {
 
 def check(config: config_lib.Config) -> None:
     """Raises ConfigError for another method than the plain step's, or a mode where both are due."""
-    if config.method.name != "uda" or config.method.tsa != "none":
+    if config.method.name != "uda" or config.method.settings()["tsa"] != "none":
         raise config_lib.ConfigError(
             f"method={config.method.name} with tsa={config.method.tsa}: the plain step beside it "
             "is UDA's without annealing, so use method=uda and tsa=none."
         )
-    if config.method.target_forward != "joint":
+    if config.method.settings()["target_forward"] != "joint":
         raise config_lib.ConfigError(
             f"target_forward={config.method.target_forward}: this suite measures both modes, so "
             "leave it out."

@@ -175,9 +175,9 @@ def forward_groups(forward: Forward, mode: str, *parts: Any) -> tuple[HeadOutput
       moving statistics are of the first part alone, as in the code of FixMatch's baselines.
     """
     if mode == "joint":
-        return joint_forward(forward.train, *parts)
+        return joint_forward(forward, *parts)
     first, *others = parts
-    outputs = [joint_forward(forward.train, first)]
+    outputs = [joint_forward(forward, first)]
     outputs += [joint_forward(forward.still, part) for part in others]
     return tuple(output for (output,) in outputs)
 

@@ -28,6 +28,31 @@ class Mixed(NamedTuple):
     targets: list[tf.Tensor]
 
 
+class Draw(NamedTuple):
+    """Of n rows: the partner of each, int32 [n], a permutation; and beta', float32 [n]."""
+
+    partner: tf.Tensor
+    ratio: tf.Tensor
+
+
+def draw(n: int | tf.Tensor, alpha: float, seed: int, step: int | tf.Tensor) -> Draw:
+    """Partners and mixing ratios of n rows, a function of the run's seed and the step.
+
+    Args:
+      n: how many rows.
+      alpha: ratios are max(beta, 1 - beta) with beta from Beta(alpha, alpha).
+      seed: of the run.
+      step: counted from 0.
+    """
+    order = tf.random.stateless_uniform(
+        [n], base.step_seed(seed, step, _PARTNERS), None, None, tf.int32, alg="philox"
+    )
+    gamma = tf.random.stateless_gamma([2, n], base.step_seed(seed, step, _RATIOS), alpha=alpha)
+    # Both may underflow where alpha is small: one of them is then all but certainly the larger.
+    beta = tf.math.divide_no_nan(gamma[0], gamma[0] + gamma[1])
+    return Draw(tf.argsort(order, stable=True), tf.maximum(beta, 1.0 - beta))
+
+
 def mix(
     inputs: Sequence[Any],
     targets: Sequence[tf.Tensor],
@@ -40,9 +65,9 @@ def mix(
     Args:
       inputs: groups of rows, each a nest of floating [n_g, ...].
       targets: distributions [n_g, C] of each group, constant.
-      alpha: the ratios are from Beta(alpha, alpha).
-      seed: of the run; with the step it determines partners and ratios.
-      step: counted from 0.
+      alpha: see `draw`.
+      seed: see `draw`.
+      step: see `draw`.
 
     Returns:
       The groups, each row mixed as the module describes.
@@ -52,44 +77,27 @@ def mix(
     """
     sizes = [base.rows(target) for target in targets]
     joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *inputs)
-    target = tf.concat(list(targets), 0)
     for tensor in tf.nest.flatten(joined):
         if not tensor.dtype.is_floating:
             raise config.ConfigError(
                 f"Inputs of dtype {tensor.dtype.name} cannot be mixed: use a method without MixUp."
             )
-    n = tf.shape(target)[0]
-    order = tf.random.stateless_uniform(
-        [n], base.step_seed(seed, step, _PARTNERS), None, None, tf.int32, alg="philox"
-    )
-    partner = tf.argsort(order, stable=True)
-    ratio = mixing_ratio(n, alpha, base.step_seed(seed, step, _RATIOS))
+    drawn = draw(sum(sizes), alpha, seed, step)
 
-    def blend(tensor):
-        share = tf.cast(base.expand(ratio, tensor), tensor.dtype)
-        return mix_up(tensor, tf.gather(tensor, partner), share)
+    def groups_of(tensor):
+        return tf.split(mix_up(tensor, drawn), sizes)
 
-    def split(tensor):
-        return tf.split(blend(tensor), sizes)
-
-    mixed = [split(tensor) for tensor in tf.nest.flatten(joined)]
+    mixed = [groups_of(tensor) for tensor in tf.nest.flatten(joined)]
     groups = [
         tf.nest.pack_sequence_as(joined, [parts[g] for parts in mixed]) for g in range(len(sizes))
     ]
-    return Mixed(groups, split(target))
+    return Mixed(groups, groups_of(tf.concat(list(targets), 0)))
 
 
-def mix_up(x: tf.Tensor, other: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
-    """The convex combination ratio x + (1 - ratio) other."""
-    return other + ratio * (x - other)
-
-
-def mixing_ratio(n: int | tf.Tensor, alpha: float, seed: tf.Tensor) -> tf.Tensor:
-    """max(beta, 1 - beta) with beta ~ Beta(alpha, alpha), float32 [n] of 1/2 to 1."""
-    gamma = tf.random.stateless_gamma([2, n], seed, alpha=alpha)
-    # Both may underflow where alpha is small: one of them is then all but certainly the larger.
-    beta = tf.math.divide_no_nan(gamma[0], gamma[0] + gamma[1])
-    return tf.maximum(beta, 1.0 - beta)
+def mix_up(x: tf.Tensor, drawn: Draw) -> tf.Tensor:
+    """Each row r of x [n, ...] with its partner s: beta' x_r + (1 - beta') x_s."""
+    other = tf.gather(x, drawn.partner)
+    return other + tf.cast(base.expand(drawn.ratio, x), x.dtype) * (x - other)
 
 
 def forward_mixed(

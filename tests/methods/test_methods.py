@@ -5,69 +5,32 @@ import pytest
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.methods import base, pseudo_label, registry, supervised, uda
+from ssl_influence.config import FORWARD_PASSES
+from ssl_influence.methods import base, uda
+from tests.methods.reference import (
+    CLASSES,
+    ID,
+    LABEL,
+    LABELED,
+    PLAIN,
+    STRONG,
+    TRAIN_STEPS,
+    TRUTH,
+    WEAK,
+    batch,
+    check_labeled,
+    close,
+    forward,
+    method_of,
+    np_cross_entropy,
+    np_softmax,
+    run,
+    tensors,
+)
 
-CLASSES = 4
-TRAIN_STEPS = 200
-LABELED = np.array([[2.0, 0, 0, 0], [0, 1, -1, 3], [-2, 0.5, 0, 0], [0, 0, 0, 0], [0.3, 4, 1, 0]])
-LABEL = np.array([0, 3, 0, 2, 2])
-WEAK = np.array([[3.0, 0, 0.5, 0], [0, 6, 1, 1], [1, 1.2, 0, 0], [0, 0, -1, 5]])
-STRONG = np.array([[1.0, 0, 2, 0], [0, 2, 0, 0.5], [0, 0, 0, 0], [3, 0, -1, 1.0]])
-TRUTH = np.array([0, 2, -1, -1])
-ID = np.array([11, 2**40, 7, 11])
-
-
-def forward(inputs):
-    """Inputs are the logits; two of their columns, the features."""
-    return inputs[:, :2], inputs
-
-
-def batch(dtype=tf.float32, **replace):
-    views = {"weak": WEAK, "strong": STRONG, **replace}
-    return {
-        "labeled": {
-            "inputs": tf.constant(views.pop("inputs", LABELED), dtype),
-            "label": tf.constant(LABEL, tf.int32),
-            "example_id": tf.range(5, dtype=tf.int64),
-        },
-        "unlabeled": {
-            "label": tf.constant(views.pop("truth", TRUTH), tf.int32),
-            "example_id": tf.constant(ID, tf.int64),
-            **{name: tf.constant(view, dtype) for name, view in views.items()},
-        },
-    }
-
-
-def np_softmax(logits):
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def np_cross_entropy(logits, label):
-    return -np.log(np_softmax(logits)[np.arange(len(label)), label])
-
-
-def method_of(name, **fields):
-    return registry.build(config.MethodConfig(name=name, **fields), CLASSES, TRAIN_STEPS)
-
-
-def run(method, data, step=0, graph=False):
-    if graph:
-        return tf.function(lambda data, step: method(forward, data, step))(data, tf.constant(step))
-    return method(forward, data, step)
-
-
-def close(actual, expected, tolerance=1e-6):
-    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def check_labeled(output):
-    close(output.supervised, np_cross_entropy(LABELED, LABEL))
-    close(output.supervised_coefficient, np.full(5, 0.2))
-    close(output.labeled_head.features, LABELED[:, :2])
-    close(output.labeled_head.logits, LABELED)
-    close(output.labeled_head.gradient, np_softmax(LABELED) - np.eye(CLASSES)[LABEL])
-    close(output.metrics["train_accuracy"], np.mean(LABELED.argmax(-1) == LABEL))
+NAMES = tuple(config.METHODS)
+# Those whose losses of a row depend on that row and nothing drawn at random.
+ROWWISE = ("uda", "pseudo_label", "supervised", "fixmatch", "mean_teacher")
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -98,7 +61,7 @@ def test_pseudo_label_matches_numpy_term_by_term(graph):
     output = run(method, batch(), graph=graph)
     check_labeled(output)
     label = WEAK.argmax(-1)
-    mask = np_softmax(WEAK).max(-1) >= 0.8
+    mask = np_softmax(WEAK).max(-1) > 0.8
     close(output.unsupervised, np_cross_entropy(WEAK, label))
     close(output.unsupervised_coefficient, 0.5 * mask / 4)
     np.testing.assert_array_equal(output.example_id, ID)
@@ -117,14 +80,80 @@ def test_supervised_has_labeled_terms_and_zero_unlabeled_rows(graph):
     check_labeled(output)
     assert output.unsupervised.shape == output.unsupervised_coefficient.shape == (0,)
     assert output.example_id.shape == (0,) and output.example_id.dtype == tf.int64
-    assert [t.shape for t in output.unlabeled_head] == [(0, 2), (0, CLASSES), (0, CLASSES)]
+    assert [t.shape for t in output.unlabeled_head[:3]] == [(0, 2), (0, CLASSES), (0, CLASSES)]
     assert float(tf.reduce_sum(output.unsupervised * output.unsupervised_coefficient)) == 0
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_fixmatch_matches_numpy_term_by_term(graph):
+    output = run(
+        method_of("fixmatch", confidence=0.8, unsupervised_weight=2.0), batch(), graph=graph
+    )
+    check_labeled(output)
+    label = WEAK.argmax(-1)
+    mask = np_softmax(WEAK).max(-1) >= 0.8
+    assert 0 < mask.sum() < 4
+    loss = np_cross_entropy(STRONG, label)
+    close(output.unsupervised, loss)
+    close(output.unsupervised_coefficient, 2.0 * mask / 4)
+    np.testing.assert_array_equal(output.example_id, ID)
+    close(output.unlabeled_head.features, STRONG[:, :2])
+    close(output.unlabeled_head.gradient, np_softmax(STRONG) - np.eye(CLASSES)[label])
+    close(output.metrics["loss_unsupervised_unweighted"], np.mean(mask * loss))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_mean_teacher_matches_numpy_term_by_term(graph):
+    method = method_of("mean_teacher", unsupervised_weight=8.0, ramp_up=0.5)
+    output = run(method, batch(), TRAIN_STEPS // 4, graph=graph)
+    check_labeled(output)
+    p, q = np_softmax(STRONG), np_softmax(WEAK)  # student's and teacher's
+    close(output.unsupervised, np.mean((p - q) ** 2, -1))
+    close(output.unsupervised_coefficient, np.full(4, 8.0 / 2 / 4))  # half of the ramp
+    head = output.unlabeled_head
+    close(head.logits, STRONG)
+    jacobian = np.stack([np.diag(row) - np.outer(row, row) for row in p])
+    close(head.gradient, 2 / CLASSES * np.einsum("ifc,ic->if", jacobian, p - q))
+    close(head.cross_entropy, np.zeros(4))
+    close(head.brier, np.full(4, 2 / CLASSES))
+    assert not head.exact and output.labeled_head.exact
+
+
+def test_teacher_gives_the_target_of_mean_teacher():
+    seen = []
+    method_of("mean_teacher")(counted(seen), batch(), 0)
+    assert seen == [("teacher", 4), ("train", 9)]
+
+
 def test_views_name_what_each_method_reads():
-    assert uda.UDA.views == ("weak", "strong")
-    assert pseudo_label.PseudoLabel.views == ("weak",)
-    assert supervised.Supervised.views == ()
+    read = {name: method_of(name).views for name in NAMES}
+    strong = ("strong", *(f"strong_{k}" for k in range(2, 9)))
+    assert read == {
+        "supervised": (),
+        "pseudo_label": ("weak",),
+        "vat": ("weak",),
+        "mean_teacher": ("weak", "weak_2"),
+        "mixmatch": ("weak", "weak_2"),
+        "remixmatch": ("weak", *strong),
+        "uda": ("weak", "strong"),
+        "fixmatch": ("weak", "strong"),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "ramp_up" in config.METHODS[name]])
+def test_the_weight_of_the_unlabeled_loss_grows_linearly_and_then_stays(name):
+    def coefficient(step, ramp_up):
+        fields = {"entropy_weight": 0.0} if name == "vat" else {}
+        fields |= {"confidence": 0.0} if name == "pseudo_label" else {}
+        if name == "remixmatch":
+            fields = {"unmixed_weight": 0.0, "rotation_weight": 0.0, "augmentations": 1}
+        output = run(method_of(name, ramp_up=ramp_up, **fields), batch(), step)
+        return float(tf.reduce_sum(output.unsupervised_coefficient))
+
+    full = coefficient(0, 0.0)
+    assert full == pytest.approx(config.METHODS[name]["unsupervised_weight"], rel=1e-5)
+    shares = [coefficient(step, 0.5) / full for step in (0, 25, 100, 150, TRAIN_STEPS)]
+    close(shares, [0, 0.25, 1, 1, 1])
 
 
 def linear_gradients(method, data):
@@ -134,8 +163,8 @@ def linear_gradients(method, data):
     watched = [labeled] + [unlabeled[name] for name in method.views]
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        linear = base.Forward(*[lambda x: (x, x @ weights)] * 2)
-        output = method(linear, data, 0)
+        linear = base.Forward(*[lambda x: (x, x @ weights)] * 4)
+        output = method(linear, data, TRAIN_STEPS)
         loss = tf.reduce_sum(output.supervised * output.supervised_coefficient)
         loss += tf.reduce_sum(output.unsupervised * output.unsupervised_coefficient)
     gradients = tape.gradient(loss, watched, unconnected_gradients="zero")
@@ -158,23 +187,29 @@ def test_pseudo_label_gradient_flows_through_its_own_view():
     assert np.all(np.any(gradients["weak"], -1))
 
 
-@pytest.mark.parametrize("name,view", [("uda", "strong"), ("pseudo_label", "weak")])
+@pytest.mark.parametrize(
+    "name,view",
+    [
+        ("uda", "strong"),
+        ("pseudo_label", "weak"),
+        ("fixmatch", "strong"),
+        ("mean_teacher", "weak_2"),
+    ],
+)
 def test_head_gradient_is_the_derivative_of_the_rows_own_loss(name, view):
     data = batch(tf.float64)
     labeled, unlabeled = data["labeled"]["inputs"], data["unlabeled"][view]
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([labeled, unlabeled])
-        output = method_of(name)(forward, data, 0)
+        output = method_of(name)(PLAIN, data, TRAIN_STEPS)
     close(output.labeled_head.gradient, tape.gradient(output.supervised, labeled))
     close(output.unlabeled_head.gradient, tape.gradient(output.unsupervised, unlabeled))
 
 
-def test_uda_mask_is_strict_and_pseudo_label_mask_is_not():
-    even = np.zeros([4, CLASSES])
-    data = batch(weak=even)
-    assert not np.any(run(method_of("uda", confidence=0.25), data).unsupervised_coefficient)
-    output = run(method_of("pseudo_label", confidence=0.25), data)
-    close(output.unsupervised_coefficient, np.full(4, 0.25))
+@pytest.mark.parametrize("name,counts", [("uda", 0), ("pseudo_label", 0), ("fixmatch", 1)])
+def test_mask_at_the_threshold_itself_is_as_published(name, counts):
+    output = run(method_of(name, confidence=0.25), batch(weak=np.zeros([4, CLASSES])))
+    close(output.unsupervised_coefficient, np.full(4, counts / 4))
 
 
 def test_pseudo_label_confidence_zero_lets_every_row_count():
@@ -236,7 +271,7 @@ def test_tsa_leaves_out_labeled_rows_above_the_threshold(step, count):
 
 def test_tsa_with_no_row_left_gives_a_zero_loss():
     confident = np.eye(CLASSES)[LABEL] * 10
-    output = run(method_of("uda", tsa="exp"), batch(inputs=confident))
+    output = run(method_of("uda", tsa="exp"), batch(inputs=confident), 0)
     assert not np.any(output.supervised_coefficient)
 
 
@@ -246,10 +281,19 @@ def test_tsa_at_the_end_keeps_even_certain_rows():
     close(output.supervised_coefficient, np.full(5, 0.2))
 
 
-@pytest.mark.parametrize("name", ["pseudo_label", "supervised"])
-def test_tsa_belongs_to_uda(name):
-    with pytest.raises(config.ConfigError, match="tsa='log'"):
-        method_of(name, tsa="log")
+@pytest.mark.parametrize(
+    "name,field,value",
+    [
+        ("pseudo_label", "tsa", "log"),
+        ("supervised", "confidence", 0.5),
+        ("fixmatch", "temperature", 0.4),
+        ("mixmatch", "target_forward", "separate"),
+        ("uda", "augmentations", 2),
+    ],
+)
+def test_a_setting_of_another_method_is_refused(name, field, value):
+    with pytest.raises(config.ConfigError, match=f"{field}={value} has no effect with.*{name}"):
+        method_of(name, **{field: value})
 
 
 def test_accuracy_of_pseudo_labels_counts_no_row_where_nothing_can_be_judged():
@@ -259,30 +303,28 @@ def test_accuracy_of_pseudo_labels_counts_no_row_where_nothing_can_be_judged():
             assert output.metrics["pseudo_label_accuracy"].numpy().tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["uda", "pseudo_label", "supervised"])
+@pytest.mark.parametrize("name", ROWWISE)
 def test_truth_of_unlabeled_rows_moves_metrics_alone(name):
     outputs = [run(method_of(name), batch(truth=truth)) for truth in (TRUTH, np.full(4, -1))]
-    for a, b in zip(
-        *(tf.nest.flatten(output._replace(metrics={})) for output in outputs), strict=True
-    ):
+    for a, b in zip(*(tensors(output._replace(metrics={})) for output in outputs), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["uda", "pseudo_label", "supervised"])
+@pytest.mark.parametrize("name", ROWWISE)
 @pytest.mark.parametrize("half", [tf.float16, tf.bfloat16])
 def test_losses_of_half_precision_outputs_are_float32(name, half):
     rounded = tf.nest.map_structure(
         lambda t: tf.cast(tf.cast(t, half), tf.float32) if t.dtype.is_floating else t, batch()
     )
-    cast = lambda x: tuple(tf.cast(y, half) for y in forward(x))  # noqa: E731
-    output = method_of(name)(cast, rounded, 0)
-    expected = method_of(name)(forward, rounded, 0)
-    for a, b in zip(tf.nest.flatten(output), tf.nest.flatten(expected), strict=True):
+    cast = base.Forward(*[lambda x: tuple(tf.cast(y, half) for y in forward(x))] * 4)
+    output = method_of(name)(cast, rounded, TRAIN_STEPS)
+    expected = run(method_of(name), rounded)
+    for a, b in zip(tensors(output), tensors(expected), strict=True):
         assert a.dtype == b.dtype and a.dtype in (tf.float32, tf.int64)
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["uda", "pseudo_label", "supervised"])
+@pytest.mark.parametrize("name", ROWWISE)
 def test_metrics_are_float32_whatever_the_precision_of_the_logits(name):
     metrics = run(method_of(name, **({"tsa": "log"} if name == "uda" else {})), batch(tf.float64))
     for label, metric in metrics.metrics.items():
@@ -290,16 +332,36 @@ def test_metrics_are_float32_whatever_the_precision_of_the_logits(name):
         assert metric.dtype == tf.float32
 
 
-@pytest.mark.parametrize("name,calls", [("uda", 13), ("pseudo_label", 9), ("supervised", 5)])
+@pytest.mark.parametrize(
+    "name,calls", [("uda", 13), ("pseudo_label", 9), ("supervised", 5), ("fixmatch", 13)]
+)
 def test_labeled_rows_and_views_share_one_forward_pass(name, calls):
     seen = []
 
-    def counting(inputs):
+    def counting(inputs):  # a plain function will do
         seen.append(inputs.shape[0])
         return forward(inputs)
 
     method_of(name)(counting, batch(), 0)
     assert seen == [calls]
+
+
+@pytest.mark.parametrize("name", ["pseudo_label", "mean_teacher", "vat"])
+def test_separate_passes_let_the_labeled_rows_alone_update_batch_norm(name):
+    seen = []
+    method_of(name, forward_pass="separate")(counted(seen), batch(), 0)
+    passes = [call for call in seen if call[0] in ("train", "still")]
+    assert passes[0] == ("train", 5) and set(passes[1:]) == {("still", 4)}
+    seen.clear()
+    method_of(name)(counted(seen), batch(), 0)
+    assert [call[0] for call in seen if call[0] in ("train", "still")] == ["train"]
+
+
+@pytest.mark.parametrize("name", ["pseudo_label", "mean_teacher", "vat"])
+def test_joint_and_separate_passes_agree_where_rows_do_not_interact(name):
+    joint, separate = (run(method_of(name, forward_pass=mode), batch()) for mode in FORWARD_PASSES)
+    for a, b in zip(tensors(joint), tensors(separate), strict=True):
+        close(a, b)
 
 
 def counted(seen):
@@ -312,7 +374,7 @@ def counted(seen):
 
         return call
 
-    return base.Forward(make("train"), make("constant"))
+    return base.Forward(*map(make, base.Forward._fields))
 
 
 def test_separate_target_has_a_constant_pass_of_its_own():
@@ -330,7 +392,7 @@ def test_joint_and_separate_target_agree_where_rows_do_not_interact(tsa):
         method_of("uda", confidence=0.5, tsa=tsa, target_forward=mode)(counted([]), batch(), 100)
         for mode in config.TARGET_FORWARDS
     )
-    for a, b in zip(*map(tf.nest.flatten, (joint, separate)), strict=True):
+    for a, b in zip(*map(tensors, (joint, separate)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -349,7 +411,7 @@ def test_joint_and_separate_target_have_the_same_gradients_where_rows_do_not_int
 @pytest.mark.parametrize("mode", config.TARGET_FORWARDS)
 def test_target_of_any_method_carries_no_gradient_but_all_other_views_do(mode):
     parts = [tf.constant(np.eye(CLASSES)[:rows]) for rows in (1, 2, 3, 4)]
-    plain = base.Forward(forward, forward)
+    plain = PLAIN
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(parts)
         outputs = base.forward_with_target(plain, mode, *parts)
@@ -360,22 +422,13 @@ def test_target_of_any_method_carries_no_gradient_but_all_other_views_do(mode):
             assert (tape.gradient(tensor, part) is None) == (index == 1)
 
 
-@pytest.mark.parametrize("name", ["pseudo_label", "supervised"])
-def test_separate_target_is_refused_where_no_view_gives_the_target_alone(name):
-    with pytest.raises(config.ConfigError, match="use target_forward=joint"):
-        method_of(name, target_forward="separate")
-
-
-@pytest.mark.parametrize("name", ["uda", "pseudo_label", "supervised"])
+@pytest.mark.parametrize("name", ROWWISE)
 def test_batch_sizes_may_be_unknown_when_traced(name):
     data = batch()
     signature = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), data)
-    traced = tf.function(
-        lambda data: method_of(name)(forward, data, 0), input_signature=[signature]
-    )
-    for a, b in zip(
-        tf.nest.flatten(traced(data)), tf.nest.flatten(run(method_of(name), data)), strict=True
-    ):
+    method = method_of(name)
+    traced = tf.function(lambda data: tensors(run(method, data)), input_signature=[signature])
+    for a, b in zip(traced(data), tensors(run(method, data)), strict=True):
         close(a, b)
 
 
