@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import inverse_hvp, products, sampling, solve_info
+from ssl_influence.influence import inverse_hvp, products, row_curvature, sampling, solve_info
 from ssl_influence.per_example import products as per_example_products
 
 CURVATURES = config.CURVATURES
@@ -21,9 +21,17 @@ Curvature = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class Outputs(NamedTuple):
-    """The model's outputs [n, C] for some rows."""
+    """The model's outputs for some rows, with what head_rows.HeadRows has of that name.
+
+    Attributes:
+      logits: [n, C].
+      cross_entropy, brier, exact: of the curvature of the rows' losses by the logits.
+    """
 
     logits: tf.Tensor
+    cross_entropy: tf.Tensor | None = None
+    brier: tf.Tensor | None = None
+    exact: bool = True
 
 
 class Rows(NamedTuple):
@@ -49,15 +57,16 @@ class Objective:
       variables: what derivatives are taken by.
       l2: l2_v of each.
       curvature: (outputs [n, ...], tangent [n, ...], row weight [n]) -> w_i A_i t_i, with A_i the
-        curvature of a row's loss by its outputs. The default is that of a softmax cross-entropy to
-        a fixed target; `loss_curvature` makes that of any loss.
+        curvature of a row's loss by its outputs. None is the one that the rows themselves tell, as
+        a rule that of a softmax cross-entropy to a fixed target; `loss_curvature` makes that of any
+        loss. The targets in the losses must be constants (tf.stop_gradient) for the Hessian too.
     """
 
     output_fn: Callable[[], Any]
     example_weight: tf.Tensor
     variables: Sequence[tf.Variable]
     l2: Sequence[float]
-    curvature: Curvature = products.softmax_curvature
+    curvature: Curvature | None = None
 
     def value(self) -> tf.Tensor:
         """The objective, a scalar, without the L2 of variables that it is not taken over."""
@@ -82,8 +91,12 @@ class Objective:
             raise config.ConfigError(
                 f"curvature={curvature!r} is not one of {', '.join(CURVATURES)}."
             )
-        weighted, row_weight = self._of_rows(_outputs, self.curvature)
+        weighted, row_weight = self._of_outputs()
         return lambda vector: weighted(vector, row_weight)
+
+    def is_exact(self, curvature: str) -> bool:
+        """Whether `product` is that of all the Hessian; over the last layer both may be."""
+        return curvature == "hessian"
 
     def sampled_product(self, rows: int, seed: tf.Tensor) -> Callable[..., products.Vector]:
         """(v, iteration) -> H_j v by the Gauss-Newton matrix of rows drawn anew each time.
@@ -92,7 +105,7 @@ class Objective:
           rows: how many, with replacement, out of all; its expectation is the whole matrix.
           seed: [2] integers; with the iteration it determines what is drawn.
         """
-        weighted, row_weight = self._of_rows(_outputs, self.curvature)
+        weighted, row_weight = self._of_outputs()
         return lambda vector, j: weighted(
             vector, row_weight * sampling.counts(row_weight, rows, seed, j)
         )
@@ -200,6 +213,22 @@ class Objective:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
 
+    def _of_outputs(self):
+        """`_of_rows` of the outputs, with the curvature of the losses."""
+        if self.curvature is not None:
+            return self._of_rows(_outputs, self.curvature)
+        shares = None
+
+        def outputs(output):
+            nonlocal shares
+            shares = row_curvature.Shares.of(output.labeled_head, output.unlabeled_head)
+            return _outputs(output)
+
+        def curvature(outputs, tangent, row_weight):
+            return products.softmax_curvature(outputs, tangent, *shares.weights(row_weight))
+
+        return self._of_rows(outputs, curvature)
+
     def _of_rows(self, quantity, curvature):
         """(v, w) -> sum_i w_i J_i^T A_i J_i v + L2 v, J of a quantity of the rows; and their w."""
         row_weight = None
@@ -231,9 +260,13 @@ def with_constant_targets(output_fn: Callable[[], Any]) -> Callable[[], Rows]:
 
     A method computes its targets from the network; in the objective they are constants. A loss
     whose gradient by the logits is p - q, as of every cross-entropy and divergence, is held to the
-    q of now; of others that is another loss of the same gradient.
+    q of now; of others that would be another loss of the same gradient.
+
+    Raises:
+      ConfigError: the rows are not all of such losses.
     """
     now = output_fn()
+    row_curvature.Shares.of(now.labeled_head, now.unlabeled_head).require_cross_entropy()
     targets = [
         tf.stop_gradient(tf.nn.softmax(head.logits) - head.gradient)
         for head in (now.labeled_head, now.unlabeled_head)

@@ -617,6 +617,7 @@ class _System:
             negative_curvature=negative,
             converged=finite & usable(residual, negative),
             solver=tf.constant(solve_info.SOLVERS.index(solver)),
+            exact_curvature=tf.constant(True),
         )
         if tf.executing_eagerly() and remedy and not (info.converged and not negative):
             _log.warning(

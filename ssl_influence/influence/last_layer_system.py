@@ -6,14 +6,21 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import inverse_hvp, numerics, sampling, softmax_head, solve_info
+from ssl_influence.influence import (
+    inverse_hvp,
+    numerics,
+    row_curvature,
+    sampling,
+    softmax_head,
+    solve_info,
+)
 from ssl_influence.per_example import rows as per_example_rows
 
 Solution = tuple[tf.Tensor, solve_info.SolveInfo]
 
 
 class LastLayer(NamedTuple):
-    """Rows i of sum_i w_i CE_i + 1/2 sum_d l2_d |kernel_d|^2 over the head's weights.
+    """Rows i of sum_i w_i ell_i + 1/2 sum_d l2_d |kernel_d|^2 over the head's weights.
 
     Its methods are those of `all_variables.Objective`, for right-hand sides [D, C]; the curvature
     they take makes no difference, since logits are linear in the weights.
@@ -26,6 +33,7 @@ class LastLayer(NamedTuple):
       l2: of the kernel, a scalar, or one for each of its rows without the bias.
       l2_bias: of the bias, a scalar; None where there is none.
       kernel: the weights [D, C], which `descent` alone needs.
+      shares: what the curvature of each row's loss is made of.
     """
 
     features: tf.Tensor
@@ -35,6 +43,12 @@ class LastLayer(NamedTuple):
     l2: float | tf.Tensor
     l2_bias: float | tf.Tensor | None
     kernel: tf.Tensor | None
+    shares: row_curvature.Shares = row_curvature.Shares()
+
+    def is_exact(self, curvature: str) -> bool:
+        """Whether `product` is that of all the Hessian."""
+        del curvature
+        return self.shares.exact
 
     def product(self, curvature: str) -> Callable[[tf.Tensor], tf.Tensor]:
         """V -> H V, [D, C]."""
@@ -110,8 +124,9 @@ class LastLayer(NamedTuple):
           (V, k, curvature) -> H_k V at the k-th of these points, counted from the start.
 
         Raises:
-          ConfigError: the kernel is not known.
+          ConfigError: the kernel is not known, or losses are no cross-entropies to fixed targets.
         """
+        self.shares.require_cross_entropy()
         if self.kernel is None:
             raise config.ConfigError(
                 "inverse_hessian=unrolled follows the head from where it is: give kernel=, its "
@@ -141,16 +156,19 @@ class LastLayer(NamedTuple):
         return product_at
 
     def _product(self, logits, weight, vector):
+        weight, squared = self.shares.weights(weight)
         return softmax_head.hessian_vector_product(
-            self.features, logits, weight, vector, l2=self._row_l2()
+            self.features, logits, weight, vector, squared_weight=squared, l2=self._row_l2()
         )
 
     def _closed_form(self, rhs, method, **settings):
+        weight, squared = self.shares.weights(self.weight)
         return softmax_head.solve(
             self.features,
             self.logits,
-            self.weight,
+            weight,
             rhs,
+            squared_weight=squared,
             l2=self._row_l2(),
             method=method,
             **settings,

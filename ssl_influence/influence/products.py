@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ssl_influence import config
+from ssl_influence.influence import row_curvature
 
 Vector = Any
 Product = Callable[[Vector], Vector]
@@ -93,18 +94,25 @@ def gauss_newton_product(
     return product
 
 
-def softmax_curvature(logits: tf.Tensor, tangent: tf.Tensor, sample_weight: tf.Tensor) -> tf.Tensor:
-    """w_i (diag p_i - p_i p_i^T) t_i of each row: the cross-entropy's curvature to fixed targets.
+def softmax_curvature(
+    logits: tf.Tensor,
+    tangent: tf.Tensor,
+    sample_weight: tf.Tensor,
+    squared_weight: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """(w_i J_i + v_i J_i J_i) t_i of each row, with J_i = diag p_i - p_i p_i^T, [n, C].
+
+    The first is a cross-entropy's curvature to fixed targets, the second a Brier score's without
+    what vanishes where predictions equal targets; see `row_curvature`.
 
     Args:
       logits: [n, C], with p = softmax(logits).
       tangent: t [n, C].
       sample_weight: w [n].
+      squared_weight: v [n]; None is 0.
     """
     p = tf.nn.softmax(logits)
-    weighted = p * tangent
-    centered = weighted - p * tf.reduce_sum(weighted, axis=1, keepdims=True)
-    return sample_weight[:, tf.newaxis] * centered
+    return row_curvature.RowCurvature(p, sample_weight, squared_weight).times(tangent)
 
 
 def _dense(gradients):

@@ -7,8 +7,12 @@ sum_i w_i CE(p_i, q_i) + 1/2 sum_d l2_d |kernel_d|^2, with targets q_i that sum 
     Hessian   sum_i w_i (x_i x_i^T) (x) J_i + diag(l2) (x) I_C,      J_i = diag(p_i) - p_i p_i^T
 
 whatever the targets: pseudo-labels, sharpened or mixed distributions, and adversarial views (x_i
-and p_i at the moved point) alike. It is exact while targets, masks and directions are constants. A
-squared loss on probabilities or an added entropy term has another curvature than J.
+and p_i at the moved point) alike. It is exact while targets, masks and directions are constants.
+
+Rows of other losses take part with v_i J_i J_i in the place of, or beside, w_i J_i: v_i is
+`squared_weight`. A Brier score has 2/C times its coefficient there, which is its Gauss-Newton
+curvature: never indefinite, and all of it where predictions equal targets. The curvature of an
+entropy has both signs; such rows are best given none (w_i = v_i = 0), as are rows of another head.
 
 A bias is one more row of the kernel, whose feature is 1. Matrices are row-major over kernel[d, c].
 
@@ -17,7 +21,9 @@ theta_2, the logits (f/2, -f/2), p = sigmoid(f) the probability of class 0 and y
 loss is that of the two-logit head, g = p - y and J = p (1 - p): the same formulas with a single p,
 and no common shift of the classes. The influence is that of the two-logit head too, if l2 and
 damping here are half of those there, because |theta_1|^2 + |theta_2|^2 = |theta_1 - theta_2|^2 / 2
-+ |theta_1 + theta_2|^2 / 2, and the loss leaves the sum at 0.
++ |theta_1 + theta_2|^2 / 2, and the loss leaves the sum at 0. `squared_weight` is that of the two
+logits: by f, J J is 2 p^2 (1 - p)^2, so that with v = 2/2 the Brier score is the mean over both
+classes, (p - y)^2.
 
 Everything is computed in float64 if features or logits are, else in float32.
 """
@@ -27,7 +33,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.influence import factorizations, numerics, solve_info
+from ssl_influence.influence import factorizations, numerics, row_curvature, solve_info
 
 METHODS = ("auto", "cholesky", "cg", "woodbury", "inverse")
 # "auto" solves directly up to the first D * C; up to the second it does so where cg falls short. On
@@ -77,6 +83,7 @@ def hessian(
     logits: tf.Tensor,
     sample_weight: tf.Tensor,
     *,
+    squared_weight: tf.Tensor | None = None,
     l2: float | tf.Tensor = 0.0,
 ) -> tf.Tensor:
     """The Hessian as a matrix.
@@ -85,14 +92,15 @@ def hessian(
       features: X [n, D].
       logits: [n, C].
       sample_weight: w [n].
+      squared_weight: v [n], of J_i J_i; None is 0.
       l2: scalar, or [D] where rows of the kernel differ (0 for a bias that is not decayed).
 
     Returns:
       [D*C, D*C], symmetric. It is singular along a common shift of all classes where l2 is 0.
     """
     x, logits = _rows(features, logits)
-    weight = numerics.cast(sample_weight, x.dtype)
-    return _matrix(x, probabilities(logits), weight, _row_diagonal(l2, x))
+    curvature = _curvature(logits, sample_weight, squared_weight)
+    return _System(x, curvature, _row_diagonal(l2, x)).matrix()
 
 
 def hessian_vector_product(
@@ -101,6 +109,7 @@ def hessian_vector_product(
     sample_weight: tf.Tensor,
     vector: tf.Tensor,
     *,
+    squared_weight: tf.Tensor | None = None,
     l2: float | tf.Tensor = 0.0,
 ) -> tf.Tensor:
     """The Hessian times a vector, in O(n D C) time and O((n + D) C) memory.
@@ -110,15 +119,15 @@ def hessian_vector_product(
       logits: [n, C].
       sample_weight: w [n].
       vector: V [D, C].
+      squared_weight: v [n], of J_i J_i; None is 0.
       l2: scalar or [D].
 
     Returns:
-      X^T [w * (Z - P * rowsum Z)] + l2 V with Z = (X V) * P, [D, C].
+      X^T [w * (Z - P * rowsum Z)] + l2 V with Z = (X V) * P, [D, C], where v is 0.
     """
     x, logits = _rows(features, logits)
-    weight = numerics.cast(sample_weight, x.dtype)
-    vector = numerics.cast(vector, x.dtype)
-    return _product(x, probabilities(logits), weight, _row_diagonal(l2, x), vector)
+    curvature = _curvature(logits, sample_weight, squared_weight)
+    return _System(x, curvature, _row_diagonal(l2, x)).times(numerics.cast(vector, x.dtype))
 
 
 def solve(
@@ -127,6 +136,7 @@ def solve(
     sample_weight: tf.Tensor,
     rhs: tf.Tensor,
     *,
+    squared_weight: tf.Tensor | None = None,
     l2: float | tf.Tensor = 0.0,
     damping: float | tf.Tensor = 0.0,
     method: str = "auto",
@@ -145,13 +155,14 @@ def solve(
       logits: [n, C].
       sample_weight: w [n], at least 0 if the Hessian is to be positive.
       rhs: [D, C].
+      squared_weight: v [n], of J_i J_i, at least 0 likewise; None is 0.
       l2: scalar or [D].
       damping: added to the whole diagonal.
       method: "cholesky": O((D C)^3), refined twice. "cg": matrix-free conjugate gradients,
         preconditioned; where D > n they run in the n dimensions that the rows span. "woodbury":
-        O((n C)^3), for few rows; needs w >= 0 and l2 + damping > 0. "inverse": an explicit inverse
-        from all eigenvalues, the reference. "auto": "cholesky" up to D * C = 500, then "cg", with
-        "cholesky" where that falls short up to D * C = 2500.
+        O((n C)^3), for few rows; needs w, v >= 0 and l2 + damping > 0. "inverse": an explicit
+        inverse from all eigenvalues, the reference. "auto": "cholesky" up to D * C = 500, then
+        "cg", with "cholesky" where that falls short up to D * C = 2500.
       tolerance: relative residual at which cg stops. A direct method has converged below
         max(tolerance, sqrt(machine epsilon)).
       max_iterations: of cg; None is 1000 (200 where "auto" has "cholesky" in reserve).
@@ -170,10 +181,9 @@ def solve(
     if method not in METHODS:
         raise config.ConfigError(f"method={method!r} is not one of {', '.join(METHODS)}.")
     x, logits = _rows(features, logits)
-    weight, rhs = numerics.cast(sample_weight, x.dtype), numerics.cast(rhs, x.dtype)
-    p = probabilities(logits)
-    system = _System(x, p, weight, _row_diagonal(l2, x) + numerics.cast(damping, x.dtype))
-    size = x.shape[1] * p.shape[1] if x.shape[1] and p.shape[1] else float("inf")
+    curvature, rhs = _curvature(logits, sample_weight, squared_weight), numerics.cast(rhs, x.dtype)
+    system = _System(x, curvature, _row_diagonal(l2, x) + numerics.cast(damping, x.dtype))
+    size = x.shape[1] * logits.shape[1] if x.shape[1] and logits.shape[1] else float("inf")
     falls_back = method == "auto" and DIRECT_SIZE < size <= FALLBACK_SIZE
     if method == "auto":
         method = "cholesky" if size <= DIRECT_SIZE else "cg"
@@ -211,6 +221,7 @@ def solve(
         negative_curvature=attempt.negative_curvature,
         converged=converged,
         solver=solver,
+        exact_curvature=tf.constant(True),
     )
     if tf.executing_eagerly():
         is_cg = info.method == "cg"
@@ -232,19 +243,30 @@ class _System(NamedTuple):
     """H + damping I of one problem; `diagonal` [D, 1] is l2 + damping per row of the kernel."""
 
     x: tf.Tensor
-    p: tf.Tensor
-    weight: tf.Tensor
+    curvature: row_curvature.RowCurvature
     diagonal: tf.Tensor
 
     def times(self, vector):
-        return _product(self.x, self.p, self.weight, self.diagonal, vector)
+        curved = self.curvature.times(tf.matmul(self.x, vector))
+        return tf.matmul(self.x, curved, transpose_a=True) + self.diagonal * vector
+
+    def matrix(self):
+        x = self.x
+        d, c = tf.shape(x)[1], tf.shape(self.curvature.p)[1]
+        outer = self.curvature.outer(x)
+        outer = tf.transpose(tf.reshape(outer, [d, c, d, c]), [0, 2, 1, 3])
+        scaled = x[tf.newaxis] * tf.transpose(self.curvature.spread())[:, :, tf.newaxis]
+        own_class = tf.transpose(tf.matmul(scaled, x, transpose_a=True), [1, 2, 0])  # [D, D, C]
+        own_class += tf.eye(d, dtype=x.dtype)[:, :, tf.newaxis] * self.diagonal
+        blocks = tf.linalg.set_diag(-outer, own_class - tf.linalg.diag_part(outer))
+        return tf.reshape(tf.transpose(blocks, [0, 2, 1, 3]), [d * c, d * c])
 
     def lifted_matrix(self):
         """The matrix, with the shift lifted by the mean of its diagonal, to stay in scale."""
-        matrix = _matrix(*self)
-        if _is_binary(self.p):
+        matrix = self.matrix()
+        if _is_binary(self.curvature.p):
             return matrix
-        d, c = tf.shape(self.x)[1], tf.shape(self.p)[1]
+        d, c = tf.shape(self.x)[1], tf.shape(self.curvature.p)[1]
         lift = tf.reduce_mean(tf.abs(tf.linalg.diag_part(matrix))) / tf.cast(c, matrix.dtype)
         shift = lift * tf.eye(d, dtype=matrix.dtype)[:, tf.newaxis, :, tf.newaxis]
         return tf.reshape(tf.reshape(matrix, [d, c, d, c]) + shift, [d * c, d * c])
@@ -281,21 +303,16 @@ def _inverse(system, rhs):
 
 
 def _woodbury(system, rhs):
-    """With J_i = B_i B_i^T and U = [sqrt(w_i) x_i (x) B_i]: a system of n C unknowns.
+    """With A_i = B_i B_i^T and U = [x_i (x) B_i]: a system of n C unknowns.
 
     Negative weights have no square root; they are reported as negative curvature.
     """
-    x, p, weight, diagonal = system
-    n, c = tf.shape(p)[0], tf.shape(p)[1]
-    done = tf.reduce_all(diagonal > 0) & tf.reduce_all(weight >= 0)
+    x, curvature, diagonal = system
+    b, spread = curvature.root(), curvature.spread()  # [n, C, C], [n, C]
+    n, c = tf.shape(spread)[0], tf.shape(spread)[1]
+    done = tf.reduce_all(diagonal > 0) & tf.reduce_all(spread >= 0)
     diagonal = tf.where(diagonal > 0, diagonal, tf.ones_like(diagonal))
-    weighted = tf.sqrt(tf.maximum(weight, 0))[:, tf.newaxis] * x
-    if _is_binary(p):
-        b = tf.sqrt(p * (1 - p))[:, :, tf.newaxis]
-    else:
-        root = tf.sqrt(p)
-        b = tf.linalg.diag(root) - p[:, :, tf.newaxis] * root[:, tf.newaxis, :]  # [n, C, C]
-    gram = tf.matmul(weighted / diagonal[:, 0], weighted, transpose_b=True)
+    gram = tf.matmul(x / diagonal[:, 0], x, transpose_b=True)
     inner = tf.einsum("ij,ifc,jfe->icje", gram, b, b)
     inner = tf.reshape(inner, [n * c, n * c]) + tf.eye(n * c, dtype=x.dtype)
     factor = tf.linalg.cholesky(inner)
@@ -304,13 +321,13 @@ def _woodbury(system, rhs):
 
     def inverse(r):
         r = r / diagonal
-        u = tf.einsum("ifc,if->ic", b, tf.matmul(weighted, r))
+        u = tf.einsum("ifc,if->ic", b, tf.matmul(x, r))
         u = tf.reshape(tf.linalg.cholesky_solve(factor, tf.reshape(u, [-1, 1])), [n, c])
-        back = tf.matmul(weighted, tf.einsum("ifc,ic->if", b, u), transpose_a=True)
+        back = tf.matmul(x, tf.einsum("ifc,ic->if", b, u), transpose_a=True)
         return r - back / diagonal
 
     answer, iterations = _refined(inverse, system, rhs)
-    return _Attempt(answer, iterations, tf.reduce_any(weight < 0), done)
+    return _Attempt(answer, iterations, tf.reduce_any(spread < 0), done)
 
 
 def _refined(inverse, system, rhs, steps=2):
@@ -342,14 +359,14 @@ def _iterate_in_row_space(system, rhs, start, target, limit):
     the axis b with the smallest entry. With Q an orthonormal basis of that span that begins with b,
     the system within is that of a head with inputs X Q, whose diagonal differs from 1 at b alone.
     """
-    x, p, weight, diagonal = system
+    x, curvature, diagonal = system
     smallest, mean = tf.reduce_min(diagonal), tf.reduce_mean(diagonal)
     axis = tf.one_hot(tf.argmin(diagonal), tf.shape(x)[1], axis=0, dtype=x.dtype)
     scale = tf.math.rsqrt(tf.where(axis > 0, mean, diagonal))
     basis, triangle = tf.linalg.qr(tf.concat([axis, scale * tf.transpose(x)], axis=1))
     ones = tf.ones_like(x[:, :1])
     inner_diagonal = tf.concat([[[smallest / mean]], ones], axis=0)
-    inner = _System(tf.transpose(triangle[:, 1:]), p, weight, inner_diagonal)
+    inner = _System(tf.transpose(triangle[:, 1:]), curvature, inner_diagonal)
 
     scaled = scale * rhs
     projected = tf.matmul(basis, scaled, transpose_a=True)
@@ -423,18 +440,18 @@ def _iterate(system, rhs, start, target, limit):
 def _kronecker_preconditioner(system):
     """Inverse of (X^T W T X) (x) diag(s) + mean(l2 + damping) I, through a D x D eigenproblem.
 
-    T holds the traces t_i of the J_i, and s is the mean of their diagonals, weighted by w_i and
-    over that of t_i: the trace of the sum of the J_i is kept, of each row and of each class. What
-    is off the diagonal of the J_i would take a C x C eigenproblem and saves no iterations: mostly
+    W T holds the traces t_i of the A_i, and s is the sum of their diagonals over that of the t_i:
+    the trace of the sum of the A_i is kept, of each row and of each class. What is off the diagonal
+    of the A_i would take a C x C eigenproblem and saves no iterations: mostly
     it is what makes the shift of the classes flat, which is projected out anyway. Confident rows
     have little curvature, hence T: without it there were 57 iterations instead of 47 at D = 129,
     C = 10, n = 96, damping 0.01. Returns the function r -> z and the largest eigenvalue of what it
     inverts.
     """
-    x, p, weight, diagonal = system
-    curvature = tf.abs(weight)[:, tf.newaxis] * p * (1 - p)
-    per_row = tf.reduce_sum(curvature, axis=1, keepdims=True)
-    per_class = tf.math.divide_no_nan(tf.reduce_sum(curvature, axis=0), tf.reduce_sum(per_row))
+    x, curvature, diagonal = system
+    own = curvature.absolute().diagonal()
+    per_row = tf.reduce_sum(own, axis=1, keepdims=True)
+    per_class = tf.math.divide_no_nan(tf.reduce_sum(own, axis=0), tf.reduce_sum(per_row))
     g, v = factorizations.eigh(tf.matmul(x, per_row * x, transpose_a=True))
     scale = tf.maximum(g, 0)[:, tf.newaxis] * per_class + tf.reduce_mean(diagonal)
     size = tf.reduce_max(scale)
@@ -446,22 +463,10 @@ def _kronecker_preconditioner(system):
     return precondition, size
 
 
-def _matrix(x, p, weight, diagonal):
-    d, c = tf.shape(x)[1], tf.shape(p)[1]
-    rows = tf.reshape(x[:, :, tf.newaxis] * p[:, tf.newaxis, :], [-1, d * c])
-    outer = tf.matmul(rows, weight[:, tf.newaxis] * rows, transpose_a=True)
-    outer = tf.transpose(tf.reshape(outer, [d, c, d, c]), [0, 2, 1, 3])
-    scaled = x[tf.newaxis] * tf.transpose(weight[:, tf.newaxis] * p)[:, :, tf.newaxis]
-    own_class = tf.transpose(tf.matmul(scaled, x, transpose_a=True), [1, 2, 0])  # [D, D, C]
-    own_class += tf.eye(d, dtype=x.dtype)[:, :, tf.newaxis] * diagonal
-    blocks = tf.linalg.set_diag(-outer, own_class - tf.linalg.diag_part(outer))
-    return tf.reshape(tf.transpose(blocks, [0, 2, 1, 3]), [d * c, d * c])
-
-
-def _product(x, p, weight, diagonal, vector):
-    z = tf.matmul(x, vector) * p
-    curved = z - p * tf.reduce_sum(z, axis=1, keepdims=True)
-    return tf.matmul(x, weight[:, tf.newaxis] * curved, transpose_a=True) + diagonal * vector
+def _curvature(logits, sample_weight, squared_weight):
+    weights = [sample_weight] if squared_weight is None else [sample_weight, squared_weight]
+    weights = [numerics.cast(weight, logits.dtype) for weight in weights]
+    return row_curvature.RowCurvature.of(probabilities(logits), *weights)
 
 
 def _is_binary(logits):

@@ -33,6 +33,10 @@ class SolveInfo(NamedTuple):
       negative_curvature: bool, a direction with v^T A v < 0 was met.
       converged: bool, the answer may be used.
       solver: int32, the index of the method in SOLVERS (`method` is its name).
+      exact_curvature: bool, H is all of the objective's Hessian while targets are constants, and
+        not its Gauss-Newton matrix (`curvature` is its name). It is of the H that the method
+        inverts or approaches, or, as identity and outer_product do, replaces by another matrix. A
+        solver that is given H as such takes it for the Hessian.
     """
 
     residual: tf.Tensor
@@ -40,8 +44,14 @@ class SolveInfo(NamedTuple):
     negative_curvature: tf.Tensor
     converged: tf.Tensor
     solver: tf.Tensor
+    exact_curvature: tf.Tensor | bool = True
 
     @property
     def method(self) -> str:
         """The method's name. Only outside of a graph, where `solver` has a value."""
         return SOLVERS[int(self.solver)]
+
+    @property
+    def curvature(self) -> str:
+        """What H is, "hessian" or "gauss_newton". Only outside of a graph, as `method`."""
+        return "hessian" if self.exact_curvature else "gauss_newton"

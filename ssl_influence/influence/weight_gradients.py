@@ -2,10 +2,12 @@
 
     dL_V/dlambda_r = -c_r <S, grad ell_r>,      (H + damping I) S = grad L_V
 
-`last_layer` is the paper's method: theta is the classifier head, H is exact, without autodiff. The
-others are for any variables: `over` for an objective, `of_model` for a plain Keras model and loss.
-All take the solvers of the paper's Table A1 by the settings of a `config.WeightConfig`, of which
-they read inverse_hessian with its own settings, damping and curvature.
+`last_layer` is the paper's method: theta is the classifier head, and H is written out, without
+autodiff. It is exact for cross-entropies; SolveInfo.curvature tells whether rows of other losses
+made a Gauss-Newton matrix of it. The others are for any variables: `over` for an objective,
+`of_model` for a plain Keras model and loss. All take the solvers of the paper's Table A1 by the
+settings of a `config.WeightConfig`, of which they read inverse_hessian with its own settings,
+damping and curvature.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from ssl_influence.influence import (
     all_variables,
     inverse_hvp,
     last_layer_system,
+    row_curvature,
     softmax_head,
     solve_info,
 )
@@ -49,18 +52,23 @@ def last_layer(
     """dL_V/dlambda of every unlabeled row, where theta is the last layer alone.
 
     The objective is sum_l a_l ell_S(l) + sum_r coef_r lambda_r ell_U(r) + 1/2 l2 |kernel|^2 +
-    1/2 l2_bias |bias|^2, with a softmax cross-entropy to a fixed target in every row. L_V is the
-    mean cross-entropy on the validation batch. With (H + damping I) S = grad L_V, row r has
+    1/2 l2_bias |bias|^2. In H a row's loss has the curvature that its HeadRows tell: by default
+    that of a softmax cross-entropy to a fixed target. L_V is the mean cross-entropy on the
+    validation batch. With (H + damping I) S = grad L_V, row r has
 
         dL_V/dlambda_r = -coef_r <x_r^T S, g_r>
 
     so that no gradient of a single example is ever formed.
 
+    It is exact wherever H is; a row with no curvature of its own (entropy, another head) may have a
+    gradient all the same.
+
     Args:
       labeled: HeadRows of B_l rows. Their gradient is used by outer_product and unrolled alone.
       labeled_coefficient: a_l, [B_l].
       unlabeled: HeadRows of R rows. The gradient g_r is that of the row's own loss. Logits and
-        gradients [R, 1] are those of the binary head, see `softmax_head`.
+        gradients [R, 1] are those of the binary head, see `softmax_head`; `brier` is that of two
+        logits.
       unlabeled_coefficient: coef_r [R], what multiplies the loss beside lambda: w(t) m_r / (K B_u).
       example_weight: lambda of the row's example, [R].
       validation_features: [B_v, D].
@@ -81,6 +89,8 @@ def last_layer(
       solve did not converge in a graph, do not use the derivative.
 
     Raises:
+      ConfigError: unrolled, where losses are no cross-entropies to fixed targets; or as
+        `last_layer_system.LastLayer` says.
       SolveError: in eager mode, if the Hessian is singular, indefinite or not finite.
     """
     features = _with_bias(tf.concat([labeled.features, unlabeled.features], axis=0), use_bias)
@@ -103,6 +113,7 @@ def last_layer(
         l2=l2,
         l2_bias=l2_bias if use_bias else None,
         kernel=kernel,
+        shares=row_curvature.Shares.of(labeled, unlabeled),
     )
     direction, info = _solve(system, validation_gradient, settings, seed)
     rows = tf.cast(_with_bias(unlabeled.features, use_bias), dtype)
@@ -231,6 +242,12 @@ def of_model(
 
 def _solve(system, rhs, settings, seed):
     """S and SolveInfo. A system is a LastLayer or an Objective; both have the same methods."""
+    direction, info = _solve_with(system, rhs, settings, seed)
+    exact = tf.constant(system.is_exact(settings.curvature))
+    return direction, info._replace(exact_curvature=exact)
+
+
+def _solve_with(system, rhs, settings, seed):
     damping, curvature = settings.damping, settings.curvature
     name = settings.inverse_hessian
     if name == "exact":

@@ -181,14 +181,14 @@ def test_a_singular_head_raises_in_eager_mode_and_is_reported_in_a_graph():
 
 @pytest.mark.parametrize("inverse_hessian", ["exact", "cg"])
 def test_the_training_batch_may_be_of_unknown_size(inverse_hessian):
-    args = ConvexHead(0.05, 0.0, True).arguments()
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), tuple(args)
-    )
+    labeled, a, unlabeled, *others = ConvexHead(0.05, 0.0, True).arguments()
+    args = (labeled[:3], a, unlabeled[:3], *others)
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), args)
     settings = config.WeightConfig(damping=0.0, inverse_hessian=inverse_hessian, cg_tolerance=1e-13)
-    fn = tf.function(
-        lambda *a: weight_gradients.last_layer(*a, l2=0.05, settings=settings),
-        input_signature=specs,
-    )
-    expected, _ = weight_gradients.last_layer(*args, l2=0.05, settings=UNDAMPED)
-    np.testing.assert_allclose(fn(*args)[0], expected, atol=1e-12)
+
+    def influence(labeled, a, unlabeled, *others, settings=UNDAMPED):
+        heads = head_rows.HeadRows(*labeled), a, head_rows.HeadRows(*unlabeled)
+        return weight_gradients.last_layer(*heads, *others, l2=0.05, settings=settings)[0]
+
+    fn = tf.function(lambda *a: influence(*a, settings=settings), input_signature=specs)
+    np.testing.assert_allclose(fn(*args), influence(*args), atol=1e-12)
