@@ -86,7 +86,7 @@ def cells() -> list[Cell]:
             f"row_setting={row}:{flag}={text} is for a row that --rows={','.join(rows)} leaves out."
         )
     found = []
-    for seed in _parse_seeds(flags.FLAGS.seeds) or [None]:
+    for seed in parse_seeds(flags.FLAGS.seeds) or [None]:
         folder = model_dir if seed is None else model_dir / f"seed-{seed}"
         for row in rows:
             asked = shared_flags.to_config(settings.get(row, {}))
@@ -118,7 +118,7 @@ def main(program: str) -> list[Cell]:
 
     results: dict[str, dict[int, dict]] = {}
     for cell in planned:
-        result = _finished(cell)
+        result = finished(cell)
         if result is None:
             of_seed = "" if cell.seed is None else f", seed {cell.seed}"
             print(f"\n{cell.row}{of_seed}:", flush=True)
@@ -136,7 +136,7 @@ def main(program: str) -> list[Cell]:
     return planned
 
 
-def _finished(cell: Cell) -> dict | None:
+def finished(cell: Cell) -> dict | None:
     """The result of a cell that ended earlier, under the same settings; else None.
 
     Raises:
@@ -154,7 +154,7 @@ def _finished(cell: Cell) -> dict | None:
     return result if result["step"] == cell.config.train.train_steps else None
 
 
-def _parse_seeds(parts: list[str]) -> list[int]:
+def parse_seeds(parts: list[str]) -> list[int]:
     """["1-3", "7"] -> [1, 2, 3, 7]."""
     seeds = []
     for part in parts:
