@@ -89,6 +89,41 @@ def comparison(
     return render([*header, *measures.values()], rows)
 
 
+def by_weighting(
+    results: Mapping[str, Mapping[str, Mapping[int, Mapping[str, float | None]]]],
+    base: str = "fixed",
+) -> str:
+    """Averaged weights' test errors of methods by weighting, and how each stands to `base`.
+
+    Args:
+      results: method -> weighting -> seed -> {"ema": percent}. A method may lack weightings.
+      base: the weighting that the others are compared with, if it is among them.
+
+    Returns:
+      A table of mean +- sample standard deviation over the seeds and, for each other weighting, the
+      mean of the paired differences with the half width of its 95% interval (Student's t) and the
+      numbers of seeds on which it is better, equal and worse.
+    """
+    weightings = list(dict.fromkeys(name for row in results.values() for name in row))
+    compared = [name for name in weightings if base in weightings and name != base]
+    header = ["test error of the average, %", *weightings]
+    for name in compared:
+        header += [f"{name} less {base}", "better/equal/worse"]
+    rows = []
+    for method, row in results.items():
+        errors = {
+            name: {seed: result["ema"] for seed, result in by_seed.items()}
+            for name, by_seed in row.items()
+        }
+        cells = [method]
+        cells += [_spread([*errors[n].values()]) if n in errors else "" for n in weightings]
+        for name in compared:
+            both = errors.get(name, {}).keys() & errors.get(base, {}).keys()
+            cells += _paired([errors[name][seed] - errors[base][seed] for seed in sorted(both)])
+        rows.append(cells)
+    return render(header, rows)
+
+
 def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> list[float]:
     return [result[name] for result in by_seed.values() if result.get(name) is not None]
 

@@ -1,0 +1,130 @@
+"""The study of all methods as a process: its cells, table, interruption and failures."""
+
+import json
+import pathlib
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from ssl_influence.reporting import tables
+from tests.experiments.processes import TINY, assert_refused, finish, run, start, succeeded
+
+SETTINGS = {
+    "supervised": ["--method=supervised", "--weighting=fixed"],
+    "mean_teacher": ["--method=mean_teacher"],
+}
+
+
+def write_settings(folder: pathlib.Path, **further):
+    folder.mkdir()
+    common = [flag for flag in TINY if not flag.startswith("--confidence")]
+    for method, lines in SETTINGS.items():
+        text = "\n".join([*common, "--model=mlp", *lines, *further.get(method, [])])
+        (folder / f"{method}.flags").write_text(text)
+    return folder
+
+
+def study(settings, model_dir, *flags):
+    return (
+        "methods_study",
+        f"--settings={settings}",
+        f"--methods={','.join(SETTINGS)}",
+        f"--model_dir={model_dir}",
+        *flags,
+    )
+
+
+def cells_in(model_dir):
+    return {
+        str(path.relative_to(model_dir).parent.parent): path.read_text()
+        for path in model_dir.rglob("eval/result.json")
+    }
+
+
+def test_an_interrupted_study_goes_on_and_ends_as_cells_trained_alone(tmp_path):
+    settings = write_settings(tmp_path / "settings")
+    flags = ["--weightings=fixed,per_example", "--seeds=9", "--jobs=1"]
+    module, *arguments = study(settings, tmp_path / "study", *flags)
+    process = start("-m", f"experiments.{module}", *arguments)
+    deadline = time.monotonic() + 120
+    while not cells_in(tmp_path / "study") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert_refused(finish(process), "the same command goes on")
+    before = cells_in(tmp_path / "study")
+    assert 0 < len(before) < 3
+
+    result = succeeded(run(module, *arguments))
+    assert f"{3 - len(before)} of 3 cells to train" in result.stdout
+    cells = cells_in(tmp_path / "study")
+    rows = ["supervised/fixed", "mean_teacher/fixed", "mean_teacher/per_example"]
+    assert set(cells) == {f"{row}/seed-9" for row in rows}
+    assert before.items() <= cells.items()
+    results = json.loads((tmp_path / "study/study.json").read_text())
+    for row in rows:
+        method, weighting = row.split("/")
+        assert results[method][weighting] == {"9": json.loads(cells[f"{row}/seed-9"])}
+    learned = "mean_teacher/per_example/seed-9"
+    flagfile = (tmp_path / "study" / learned / "flags.txt").read_text().splitlines()
+    assert {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"} <= set(flagfile)
+
+    alone = ["--methods=mean_teacher", "--weightings=per_example", "--seeds=9"]
+    succeeded(run(*study(settings, tmp_path / "alone", *alone)))
+    weights = [
+        (tmp_path / name / learned / "weights/weights-40.csv").read_text()
+        for name in ("study", "alone")
+    ]
+    assert weights[0] == weights[1]
+    assert cells_in(tmp_path / "alone")[learned] == cells[learned]
+
+
+def test_a_failing_cell_ends_the_study_with_its_line(tmp_path):
+    wrong = ["--learning_rate=1e30", "--log_every=1"]
+    settings = write_settings(tmp_path / "settings", supervised=wrong)
+    flags = ["--seeds=7", "--methods=supervised,mean_teacher", "--jobs=1"]
+    result = run(*study(settings, tmp_path / "study", *flags))
+    assert_refused(result, "supervised/fixed/seed-7", "at step", "learning_rate")
+    assert not (tmp_path / "study/study.json").exists()
+
+
+@pytest.mark.parametrize(
+    "flag, part",
+    [
+        ("--methods=uda,cotraining", "cotraining"),
+        ("--methods=uda,uda", "methods=uda,uda"),
+        ("--weightings=both", "weightings=both"),
+        ("--seeds=", "seeds="),
+        ("--seeds=3-1", "3-1"),
+        ("--jobs=0", "jobs"),
+        ("--settings=/tmp/nowhere", "/tmp/nowhere"),
+    ],
+)
+def test_wrong_studies_are_refused_with_one_line(tmp_path, flag, part):
+    assert_refused(run("methods_study", flag, f"--model_dir={tmp_path / 'run'}"), part)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_table_holds_errors_by_weighting_and_paired_differences():
+    random = np.random.RandomState(0)
+    fixed, ours = random.uniform(5, 20, 4), random.uniform(1, 15, 4)
+    results = {
+        "supervised": {"fixed": {1: {"ema": 30.0}}},
+        "uda": {
+            "fixed": {seed: {"ema": x} for seed, x in enumerate(fixed)},
+            "per_example": {seed: {"ema": x} for seed, x in enumerate(ours)},
+        },
+    }
+    header, alone, uda = tables.by_weighting(results).splitlines()
+    assert header.split()[-4:] == ["per_example", "less", "fixed", "better/equal/worse"]
+    assert alone.split() == ["supervised", "30.00"]
+    comparison = tables.comparison(
+        {
+            name: {s: {"raw": r["ema"], "ema": 0.0} for s, r in row.items()}
+            for name, row in results["uda"].items()
+        }
+    ).splitlines()
+    assert comparison[2].split()[-4:] == uda.split()[-4:]
+    assert f"{np.mean(fixed):.2f} +- {np.std(fixed, ddof=1):.2f}" in uda
+    assert f"{np.mean(ours - fixed):+.2f} +-" in uda
