@@ -102,6 +102,7 @@ def _whole(level):
 # How each operation runs on (images, level, second level), levels in 0..1.
 _RUN = per_image.Operations(
     names=tuple(row.name for row in OPERATIONS),
+    magnitudes=PARAMETERS,
     matrices={
         "rotate": _matrix(
             image_ops.rotate_matrix, lambda level, *_: tf.round((2.0 * level - 1.0) * 45.0)

@@ -4,6 +4,7 @@ Functions here work on packed pixels (`image_ops.pack`), int32 [B, H, W].
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -59,14 +60,15 @@ def weak(pixels: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Te
     return image_ops.flip_and_shift(pixels, flipped, offset)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Operations:
     """The operations of a policy, each of one of three forms.
 
-    An operation takes the magnitudes [b] of its images, as many as `apply` is given.
+    An operation takes the magnitudes [b] of its images.
 
     Attributes:
       names: in the order of their indices.
+      magnitudes: how many each takes.
       matrices: name -> (*magnitudes, height, width) -> inverse-affine matrices [b, 6].
       recolorings: name -> (images uint8 [b, H, W, 3], *magnitudes) -> images.
       cutout: name of the operation that paints a square.
@@ -76,6 +78,7 @@ class Operations:
     """
 
     names: tuple[str, ...]
+    magnitudes: int
     matrices: Mapping[str, Callable]
     recolorings: Mapping[str, Callable]
     cutout: str
@@ -103,6 +106,27 @@ def apply(
     Returns:
       int32 [B, H, W]; what a matrix takes from outside the image is 0, transparent black.
     """
+    changed = _traced(table, *words.shape[1:])(words, operation, magnitudes, center)
+    return tf.ensure_shape(changed, words.shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _traced(table, height, width):
+    """`_apply` as a graph of its own: a pipeline that calls it several times is traced faster."""
+    spec = tf.TensorSpec
+    return tf.function(
+        functools.partial(_apply, table),
+        input_signature=[
+            spec([None, height, width], tf.int32),
+            spec([None], tf.int32),
+            (spec([None], tf.float64),) * table.magnitudes,
+            spec([None, 2], tf.int32),
+        ],
+        autograph=False,
+    )
+
+
+def _apply(table, words, operation, magnitudes, center):
     _, height, width = words.shape
     names = [None, *table.names]
     indices = tf.range(tf.shape(words)[0])
@@ -140,7 +164,7 @@ def apply(
 
     left = [name for name in names if name not in (*table.matrices, *table.recolorings)]
     left.remove(table.cutout)
-    changed = tf.dynamic_stitch(
+    return tf.dynamic_stitch(
         [
             together(rows, left),
             together(rows, table.matrices),
@@ -149,7 +173,6 @@ def apply(
         ],
         [together(before, left), moved, recolored, painted],
     )
-    return tf.ensure_shape(changed, words.shape)
 
 
 def close(

@@ -89,6 +89,7 @@ _INDEX = {row.name: index for index, row in enumerate(OPERATIONS)} | {"Identity"
 # How each operation runs on (images, magnitude).
 _RUN = per_image.Operations(
     names=tuple(row.name for row in OPERATIONS),
+    magnitudes=1,
     matrices={
         "ShearX": image_ops.shear_x_matrix,
         "ShearY": image_ops.shear_y_matrix,

@@ -3,18 +3,23 @@
 Every role (labeled, unlabeled, validation) is an endless sequence: epoch after epoch, each a
 permutation of its ids of its own. The batch at step k holds places k B to (k + 1) B - 1 of it, so
 that an epoch holds each id exactly once, a batch may end one epoch and begin the next, and any step
-can be computed without those before it. Augmentation draws from (seed, step) as well.
+can be computed without those before it. Augmentation draws from (seed, step) as well; that of
+CTAugment also from the rates that were in force at the last step that was a multiple of its
+interval, of which the augmenter holds a snapshot.
 """
 
+import collections
 import functools
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 
 import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.augment import per_image, policies
+from ssl_influence.augment import ctaugment, per_image, policies
 from ssl_influence.data import sources, splits
 
 Batch = dict[str, dict[str, tf.Tensor]]
@@ -22,6 +27,10 @@ Batch = dict[str, dict[str, tf.Tensor]]
 # Indices of the streams of random numbers: a run's batches depend on them, so only append.
 _TRAIN, _FRESH, _VALIDATION = range(3)
 _LABELED_ORDER, _UNLABELED_ORDER, _LABELED_VIEWS, _UNLABELED_VIEWS, _VALIDATION_ORDER = range(5)
+_PROBES = 5
+
+# Batches that threads make at once where tf.data does not.
+_MADE_AHEAD = min(os.cpu_count() or 1, 8)
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +56,7 @@ class Pipeline:
         *,
         seed: int,
         views: tuple[str, ...],
+        augmenter: ctaugment.CTAugment | None = None,
     ):
         """Puts the examples into memory, on the CPU.
 
@@ -58,10 +68,13 @@ class Pipeline:
           seed: of the order of the examples and of their augmentation.
           views: of the unlabeled inputs, the keys of their batches: "weak", "strong", or further
             copies with draws of their own, "weak_2", "strong_3", ...
+          augmenter: the state of CTAugment; needed, and used, if `augment_config` names it and the
+            views of images include a strong one.
 
         Raises:
           ConfigError: views of unlabeled examples are asked for, and there are none; a view has no
             such name.
+          ValueError: CTAugment is asked for without an augmenter.
         """
         for name in views:
             policies.view_index(name)
@@ -75,6 +88,11 @@ class Pipeline:
         self._flip = source.flip
         self._augment = augment_config
         self._views = tuple(views)
+        self._augmenter = None
+        if uses_ctaugment(augment_config, self._views, is_image=source.is_image):
+            if augmenter is None:
+                raise ValueError("strong='ctaugment' needs its state: pass augmenter.")
+            self._augmenter = augmenter
         if source.is_image:
             if augment_config.shift is not None:
                 per_image.check_shift(augment_config.shift, *source.inputs.shape[1:3])
@@ -112,13 +130,16 @@ class Pipeline:
         Returns:
           {"labeled": {"inputs": float32 [B_l, ...], "label": int32 [B_l], "example_id": int64 [B_l]
           }, "unlabeled": {a view: float32 [B_u, ...], ..., "label": int32 [B_u], the truth or -1,
-          "example_id": int64 [B_u]}}. Labeled images are weakly augmented.
+          "example_id": int64 [B_u]}}. Labeled images are weakly augmented. With CTAugment also
+          "probe": {"inputs": float32 [B_l, ...], "label": int32 [B_l], "slots": int32 [B_l, S]},
+          the labeled images as `ctaugment.probe` makes them, and strong views are drawn by the
+          augmenter's snapshot.
         """
-        return self._train(tf.cast(step, tf.int64))
+        return self._train(*self._state(step))
 
     def fresh_batch(self, step: int | tf.Tensor) -> Batch:
-        """As `train_batch`, from a stream of examples and augmentations of its own."""
-        return self._fresh(tf.cast(step, tf.int64))
+        """As `train_batch`, from a stream of examples and augmentations of its own, unprobed."""
+        return self._fresh(*self._state(step))
 
     def validation_batch(self, step: int | tf.Tensor) -> dict[str, tf.Tensor]:
         """Validation examples without augmentation.
@@ -139,11 +160,39 @@ class Pipeline:
             )
         return self._validation(tf.cast(step, tf.int64))
 
-    def train_dataset(self, start_step: int, stop_step: int) -> tf.data.Dataset:
-        """The training batches of steps start_step to stop_step - 1, made ahead of their use."""
+    def train_dataset(self, start_step: int, stop_step: int) -> Iterable[Batch]:
+        """The training batches of steps start_step to stop_step - 1, made ahead of their use.
+
+        With CTAugment, a snapshot of its rates is taken whenever the batch of a step that is a
+        multiple of the interval is asked for: train on each batch before asking for the next. A run
+        that starts within an interval goes on with the snapshot that its checkpoint holds.
+
+        Args:
+          start_step: the first.
+          stop_step: the last and one.
+
+        Returns:
+          A tf.data.Dataset; with CTAugment an iterator, since nothing may be made ahead across a
+          snapshot.
+        """
+        if self._augmenter is not None:
+            return self._adapting_batches(start_step, stop_step)
         steps = tf.data.Dataset.range(start_step, stop_step)
         batches = steps.map(self.train_batch, tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(tf.data.AUTOTUNE)
+
+    def _adapting_batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
+        interval = self._augment.ctaugment_interval
+        # Not tf.data, which prepares a pipeline anew, for seconds, after every snapshot.
+        with futures.ThreadPoolExecutor(_MADE_AHEAD, "batches") as pool:
+            while start_step < stop_step:
+                if start_step % interval == 0:
+                    self._augmenter.take_snapshot()
+                end = min(stop_step, start_step - start_step % interval + interval)
+                # The value: the variable may change while batches are made.
+                make = functools.partial(self._train, rates=self._augmenter.snapshot.read_value())
+                yield from _made_ahead(pool, make, range(start_step, end))
+                start_step = end
 
     def evaluation_batches(self, role: str, batch_size: int) -> tf.data.Dataset:
         """All examples of a role once, in the order of their ids, without augmentation.
@@ -178,21 +227,38 @@ class Pipeline:
         batches = tf.data.Dataset.range(-(-size // batch_size))
         return batches.map(batch, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
-    def _training_batch(self, stream: int, step: tf.Tensor) -> Batch:
+    def _state(self, step: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """What the batch of a step is a function of, beside the seed."""
+        step = tf.cast(step, tf.int64)
+        return (step,) if self._augmenter is None else (step, self._augmenter.snapshot.read_value())
+
+    def _training_batch(
+        self, stream: int, step: tf.Tensor, rates: tf.Tensor | None = None
+    ) -> Batch:
         with tf.device("/cpu:0"):
             labeled = self._draw("labeled", self.labeled_batch_size, stream, _LABELED_ORDER, step)
-            images = labeled.pop("inputs")
+            labeled_images = labeled.pop("inputs")
             seed = self._stream_seed(stream, _LABELED_VIEWS, step)
-            labeled["inputs"] = self._make_views(images, seed, ("weak",))["weak"]
+            labeled["inputs"] = self._make_views(labeled_images, seed, ("weak",))["weak"]
             unlabeled = self._draw(
                 "unlabeled", self.unlabeled_batch_size, stream, _UNLABELED_ORDER, step
             )
             images = unlabeled.pop("inputs")
             seed = self._stream_seed(stream, _UNLABELED_VIEWS, step)
-            return {
+            batch = {
                 "labeled": labeled,
-                "unlabeled": {**self._make_views(images, seed, self._views), **unlabeled},
+                "unlabeled": {**self._make_views(images, seed, self._views, rates), **unlabeled},
             }
+            if rates is not None and stream == _TRAIN:
+                seed = self._stream_seed(stream, _PROBES, step)
+                inputs, slots = self._probe(labeled_images, seed)
+                batch["probe"] = {"inputs": inputs, "label": labeled["label"], "slots": slots}
+            return batch
+
+    def _probe(self, images: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        flip, shift = policies.weak_settings(self._augment, self._flip, images.shape[1])
+        probes, slots = ctaugment.probe(images, seed, self._augment, flip=flip, shift=shift)
+        return self._normalize(probes), slots
 
     def _validation_batch(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
         with tf.device("/cpu:0"):
@@ -216,11 +282,17 @@ class Pipeline:
         }
 
     def _make_views(
-        self, inputs: tf.Tensor, seed: tf.Tensor, names: tuple[str, ...]
+        self,
+        inputs: tf.Tensor,
+        seed: tf.Tensor,
+        names: tuple[str, ...],
+        rates: tf.Tensor | None = None,
     ) -> Mapping[str, tf.Tensor]:
         if not self._is_image:
             return {name: inputs for name in names}
-        made = policies.views(inputs, seed, names, self._augment, self._flip, fill=self._fill)
+        made = policies.views(
+            inputs, seed, names, self._augment, self._flip, fill=self._fill, rates=rates
+        )
         return {name: self._normalize(view) for name, view in made.items()}
 
     def _normalize(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -231,6 +303,30 @@ class Pipeline:
     def _stream_seed(self, stream: int, purpose: int, step: tf.Tensor | None = None) -> tf.Tensor:
         seed = _fold_in(_fold_in(self._seed, stream), purpose)
         return seed if step is None else _fold_in(seed, step)
+
+
+def _made_ahead(
+    pool: futures.Executor, make: Callable[[tf.Tensor], Batch], steps: Iterable[int]
+) -> Iterator[Batch]:
+    """make(step) for each step, in order, some of them at once and ahead of their use."""
+    waiting = collections.deque()
+    try:
+        for step in steps:
+            waiting.append(pool.submit(make, tf.constant(step, tf.int64)))
+            if len(waiting) > _MADE_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for batch in waiting:
+            batch.cancel()
+
+
+def uses_ctaugment(
+    augment_config: config.AugmentConfig, views: tuple[str, ...], *, is_image: bool
+) -> bool:
+    """Whether a `Pipeline` with these settings needs a CTAugment."""
+    return is_image and augment_config.strong == "ctaugment" and any(map(policies.is_strong, views))
 
 
 def shuffled_places(size: int, batch_size: int, seed: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

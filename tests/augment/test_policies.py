@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
 from ssl_influence import config as config_lib
-from ssl_influence.augment import per_image, policies
+from ssl_influence.augment import auto_augment, per_image, policies
 
 CONFIG = config_lib.AugmentConfig()
 SEED = (3, 14)
@@ -329,6 +329,102 @@ def test_strong_is_rand_augment_then_weak():
     np.testing.assert_array_equal(strong, expected)
 
 
+def test_copies_of_a_view_have_draws_of_their_own_and_places_that_never_change():
+    names = ("weak", "strong", "weak_2", "strong_2", "weak_3", "strong_3", "weak_12")
+    assert [policies.view_index(name) for name in names] == [0, 1, 2, 3, 4, 5, 22]
+    images = tf.constant(_images(40))
+    views = policies.views(images, SEED, names, CONFIG, default_flip=True)
+    assert len({view.numpy().tobytes() for view in views.values()}) == len(names)
+    again = policies.weak(images, _seed(SEED, 2), flip=True, shift=4)
+    np.testing.assert_array_equal(views["weak_2"], again)
+
+
+@pytest.mark.parametrize("name", ["medium", "weak_1", "weak_02", "strong_", "Weak", "strong_2_3"])
+def test_an_unknown_view_is_named(name):
+    with pytest.raises(config_lib.ConfigError, match=f"view='{name}' is not one of weak, strong"):
+        policies.views(tf.zeros([1, 8, 8, 3], tf.uint8), SEED, (name,), CONFIG, True)
+
+
+def _by_pillow(images, drawn, fill):
+    """Operations that `policies` drew, on a batch of images."""
+    names = [row.name for row in policies.OPERATIONS]
+    made = []
+    for i, image in enumerate(images):
+        operation, magnitude, center = (part[:, i].numpy() for part in drawn)
+        applied = [None if index < 0 else names[index] for index in operation]
+        made.append(
+            _pillow_rand_augment(image, applied, magnitude.tolist(), center, (0, 0), 0, fill)
+        )
+    return np.stack(made)
+
+
+def _with_squares(images, centers, side, fill):
+    images = images.copy()
+    for image, center in zip(images, centers, strict=True):
+        image[_clipped_square(center, side, *image.shape[:2])] = fill
+    return images
+
+
+@pytest.mark.parametrize(
+    "name", ["rand_augment_fixmatch", "auto_augment_cifar10", "auto_augment_svhn"]
+)
+def test_other_policies_equal_pillow_in_their_published_order_given_the_same_draws(name):
+    count, fill, key = 200, (125, 123, 114), _seed(SEED, 0)
+    images, config = _images(count), config_lib.AugmentConfig(strong=name)
+    result = policies.strong(tf.constant(images), SEED, config, flip=True, shift=4, fill=fill)
+
+    def weak(images):
+        return _weak(tf.constant(images), _seed(SEED, 1), flip=True, shift=4).numpy()
+
+    if name == "rand_augment_fixmatch":
+        fourteen = policies.FIXMATCH_OPERATIONS
+        drawn = policies._draw(_seed(key, 0), count, 2, 0.5, 32, 32, fourteen)
+        expected = _by_pillow(weak(images), drawn, fill)
+    else:
+        policy = {"auto_augment_svhn": auto_augment.SVHN}.get(name, auto_augment.CIFAR10)
+        drawn = policies._draw_policy(_seed(key, 0), count, policy, 32, 32)
+        expected = weak(_by_pillow(images, drawn, fill))
+    centers = per_image.centers([count], _seed(key, 1), 32, 32).numpy()
+    np.testing.assert_array_equal(result, _with_squares(expected, centers, 16, fill))
+
+
+def test_fixmatch_draws_its_fourteen_operations_uniformly():
+    names = policies.FIXMATCH_OPERATIONS
+    assert len(set(names)) == 14 and not {"Invert", "Cutout"} & set(names)
+    operation, _, _ = policies._draw(SEED, 30_000, 2, 1.0, 32, 32, names)
+    counts = collections.Counter(operation.numpy().ravel().tolist())
+    assert set(counts) == {-1} | {
+        i for i, row in enumerate(policies.OPERATIONS) if row.name in names
+    }
+    assert _chi_square(np.array(list(counts.values()))) < 40.9  # The 0.9999 quantile, 13 degrees.
+
+
+@pytest.mark.parametrize("policy", [auto_augment.CIFAR10, auto_augment.SVHN])
+def test_auto_augment_draws_sub_policies_uniformly_and_applies_with_their_probabilities(policy):
+    assert len(policy) == 25
+    names = [row.name for row in policies.OPERATIONS]
+    count = 50_000
+    operation, magnitude, _ = policies._draw_policy(SEED, count, policy, 32, 32)
+    for turn in range(2):
+        expected = collections.Counter()
+        for row in policy:
+            expected[row[turn][0]] += row[turn][1] / 25
+        for index, name in enumerate(names):
+            share = np.mean(operation[turn] == index)
+            bound = 4 * np.sqrt(max(expected[name], 1e-4) / count)
+            assert abs(share - expected[name]) < bound, (turn, name)
+    table = {row.name: row.magnitudes(32, 32) for row in policies.OPERATIONS}
+    possible = {
+        (names.index(name), abs(float(table[name][level])))
+        for row in policy
+        for name, probability, level in row
+        if probability
+    }
+    applied = operation.numpy() >= 0
+    drawn = zip(operation.numpy()[applied], np.abs(magnitude.numpy()[applied]), strict=True)
+    assert {(int(index), float(strength)) for index, strength in drawn} == possible
+
+
 @pytest.mark.parametrize("name", ["weak", "strong"])
 def test_images_without_a_static_size_are_refused(name):
     def trace(images):
@@ -337,13 +433,6 @@ def test_images_without_a_static_size_are_refused(name):
     spec = tf.TensorSpec([4, None, None, 3], tf.uint8)
     with pytest.raises(ValueError, match="set a static height, width and channels"):
         tf.function(trace, autograph=False).get_concrete_function(spec)
-
-
-def test_an_unknown_view_is_named():
-    with pytest.raises(
-        config_lib.ConfigError, match="view='medium' is not one of weak, strong, nor a copy"
-    ):
-        policies.views(tf.zeros([1, 8, 8, 3], tf.uint8), SEED, ("medium",), CONFIG, True)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, tf.function], ids=["eager", "graph"])

@@ -1,11 +1,14 @@
 import dataclasses
 import logging
+import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ssl_influence import config
+from ssl_influence.augment import ctaugment
 from ssl_influence.data import pipeline, sources, splits
 
 SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validation_batch_size=5)
@@ -26,8 +29,12 @@ def _build(source=None, labeled=6, validation=11, seed=3, views=("weak", "strong
         source.labels, source.num_classes, labeled=labeled, validation=validation, seed=1
     )
     sizes = dataclasses.replace(SIZES, **settings.pop("sizes", {}))
+    augmenter = settings.pop("augmenter", None)
     augment = config.AugmentConfig(**{"operations": 1, **settings})
-    return pipeline.Pipeline(source, split, sizes, augment, seed=seed, views=views), source, split
+    built = pipeline.Pipeline(
+        source, split, sizes, augment, seed=seed, views=views, augmenter=augmenter
+    )
+    return built, source, split
 
 
 def _same(a, b):
@@ -248,3 +255,122 @@ def test_no_graph_holds_a_copy_of_the_data():
 def test_an_unknown_evaluation_role_is_refused():
     with pytest.raises(ValueError, match="'train'"):
         _build()[0].evaluation_batches("train", 4)
+
+
+INTERVAL = 3
+
+
+@pytest.fixture(scope="module")
+def adapting():
+    """(pipeline, augmenter) of a run with CTAugment."""
+    settings = {"strong": "ctaugment", "ctaugment_depth": 1, "ctaugment_interval": INTERVAL}
+    augmenter = ctaugment.CTAugment(config.AugmentConfig(**settings, ctaugment_decay=0.5))
+    built, _, _ = _build(_images(), augmenter=augmenter, **settings)
+    return built, augmenter
+
+
+def _start_anew(augmenter):
+    augmenter.rates.assign(ctaugment.initial_rates())
+    augmenter.take_snapshot()
+
+
+def _learn(augmenter, step, batch):
+    """A theta step's part in CTAugment: the model fails at half of the probes."""
+    probe = batch["probe"]
+    right = (tf.range(4) + step) % 2
+    probabilities = tf.one_hot((probe["label"] + right) % 3, 3)
+    augmenter.update(probe["slots"], probabilities, probe["label"])
+
+
+def test_probes_are_the_labeled_images_and_name_their_bins(adapting):
+    built, augmenter = adapting
+    _start_anew(augmenter)
+    batch = built.train_batch(1)
+    probe = batch["probe"]
+    assert set(probe) == {"inputs", "label", "slots"} and "probe" not in built.fresh_batch(1)
+    assert probe["inputs"].shape == (4, 8, 8, 3) and probe["inputs"].dtype == tf.float32
+    assert np.abs(probe["inputs"]).max() <= 1
+    assert probe["slots"].shape == (4, ctaugment.PARAMETERS) and probe["slots"].dtype == tf.int32
+    np.testing.assert_array_equal(probe["label"], batch["labeled"]["label"])
+    uniform, _, _ = _build(_images(), views=("weak", "strong"))
+    plain = uniform.train_batch(1)
+    _same(plain["labeled"], batch["labeled"])
+    np.testing.assert_array_equal(plain["unlabeled"]["weak"], batch["unlabeled"]["weak"])
+
+
+def test_strong_views_follow_the_snapshot_and_nothing_else_does(adapting):
+    built, augmenter = adapting
+    _start_anew(augmenter)
+    before, fresh = built.train_batch(4), built.fresh_batch(4)
+    augmenter.rates.assign(tf.random.stateless_uniform(ctaugment.SHAPE, [1, 2]))
+    _same(before, built.train_batch(4))
+    augmenter.take_snapshot()
+    after = built.train_batch(4)
+    assert not np.array_equal(before["unlabeled"]["strong"], after["unlabeled"]["strong"])
+    assert not np.array_equal(
+        fresh["unlabeled"]["strong"], built.fresh_batch(4)["unlabeled"]["strong"]
+    )
+    del before["unlabeled"]["strong"], after["unlabeled"]["strong"]
+    _same(before, after)
+
+
+def test_adapting_batches_are_those_of_a_run_that_makes_none_ahead(adapting):
+    built, augmenter = adapting
+    _start_anew(augmenter)
+    expected, states = [], []
+    for step in range(8):
+        states.append((augmenter.rates.numpy(), augmenter.snapshot.numpy()))
+        if step % INTERVAL == 0:
+            augmenter.take_snapshot()
+        expected.append(built.train_batch(step))
+        _learn(augmenter, step, expected[-1])
+    # A run from the start, one resumed within an interval, and one resumed where one begins.
+    for start in (0, 4, 6):
+        augmenter.rates.assign(states[start][0])
+        augmenter.snapshot.assign(states[start][1])
+        steps = range(start, 8)
+        for step, batch in zip(steps, built.train_dataset(start, 8), strict=True):
+            _same(expected[step], batch)
+            _learn(augmenter, step, batch)
+    assert built._train.experimental_get_tracing_count() == 1
+
+
+def test_an_iterator_that_is_left_early_ends_its_threads(adapting):
+    built, _ = adapting
+    before = threading.active_count()
+    batches = iter(built.train_dataset(0, 100))
+    next(batches)
+    assert threading.active_count() > before
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_what_fails_in_a_thread_is_raised_in_its_turn():
+    def make(step):
+        if step == 2:
+            raise ValueError("step 2")
+        return step
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        batches = pipeline._made_ahead(pool, make, range(9))
+        assert [next(batches).numpy(), next(batches).numpy()] == [0, 1]
+        with pytest.raises(ValueError, match="step 2"):
+            next(batches)
+
+
+def test_ctaugment_needs_its_state_where_it_is_used():
+    with pytest.raises(ValueError, match="pass augmenter"):
+        _build(_images(), strong="ctaugment")
+    augmenter = ctaugment.CTAugment(config.AugmentConfig())
+    for source, views in ((_images(), ("weak", "weak_2")), (None, ("weak", "strong"))):
+        built, _, _ = _build(source, views=views, strong="ctaugment", augmenter=augmenter)
+        assert set(built.train_batch(0)) == {"labeled", "unlabeled"}
+
+
+def test_vectors_are_the_same_in_every_view_and_unknown_views_are_refused():
+    built, _, _ = _build(views=("weak", "strong_2", "weak_3"))
+    rows = built.train_batch(0)["unlabeled"]
+    np.testing.assert_array_equal(rows["weak"], rows["strong_2"])
+    np.testing.assert_array_equal(rows["weak"], rows["weak_3"])
+    with pytest.raises(config.ConfigError, match="view='strong_1'"):
+        _build(views=("strong_1",))
