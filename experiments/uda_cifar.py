@@ -14,19 +14,13 @@ The same binary on scikit-learn's digits, minutes on two CPU cores:
 Running the same command again resumes. SIGTERM saves and exits.
 """
 
-from experiments import command, flags as shared_flags
+from experiments import command, one_run
 
-shared_flags.define_model_dir()
-
-shared_flags.define({"dataset": "cifar10.1@250-1024"})
+one_run.define_flags({"dataset": "cifar10.1@250-1024"})
 
 
 def main() -> None:
-    config = shared_flags.to_config()
-    from experiments import launch
-
-    built = launch.build(config)
-    launch.train(built, shared_flags.model_dir(), "experiments.uda_cifar")
+    one_run.main("experiments.uda_cifar")
 
 
 if __name__ == "__main__":
