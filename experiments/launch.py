@@ -18,6 +18,7 @@ import tf_keras as keras
 
 from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
+from ssl_influence.augment import ctaugment
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
@@ -78,6 +79,9 @@ def build(config: config_lib.Config) -> Run:
         seed=config.train.seed,
     )
     example_weights = training.make_example_weights(config.weights, len(source.labels))
+    augmenter = None
+    if pipeline_lib.uses_ctaugment(config.augment, method.views, is_image=source.is_image):
+        augmenter = ctaugment.CTAugment(config.augment)
     return Run(
         config=config,
         source=source,
@@ -90,8 +94,11 @@ def build(config: config_lib.Config) -> Run:
             config.augment,
             seed=config.train.seed,
             views=method.views,
+            augmenter=augmenter,
         ),
-        trainer=training.BilevelTrainer(model, method, example_weights, config),
+        trainer=training.BilevelTrainer(
+            model, method, example_weights, config, augmenter=augmenter
+        ),
     )
 
 

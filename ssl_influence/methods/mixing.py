@@ -19,6 +19,7 @@ from ssl_influence import config
 from ssl_influence.methods import base
 
 _PARTNERS, _RATIOS = range(2)
+_BISECTIONS = 24  # to the precision of float32
 
 
 class Mixed(NamedTuple):
@@ -47,10 +48,22 @@ def draw(n: int | tf.Tensor, alpha: float, seed: int, step: int | tf.Tensor) -> 
     order = tf.random.stateless_uniform(
         [n], base.step_seed(seed, step, _PARTNERS), None, None, tf.int32, alg="philox"
     )
-    gamma = tf.random.stateless_gamma([2, n], base.step_seed(seed, step, _RATIOS), alpha=alpha)
-    # Both may underflow where alpha is small: one of them is then all but certainly the larger.
-    beta = tf.math.divide_no_nan(gamma[0], gamma[0] + gamma[1])
-    return Draw(tf.argsort(order, stable=True), tf.maximum(beta, 1.0 - beta))
+    uniform = tf.random.stateless_uniform([n], base.step_seed(seed, step, _RATIOS), alg="philox")
+    return Draw(tf.argsort(order, stable=True), mixing_ratio(uniform, alpha))
+
+
+def mixing_ratio(uniform: tf.Tensor, alpha: float) -> tf.Tensor:
+    """max(beta, 1 - beta), beta ~ Beta(alpha, alpha), of numbers [n] uniform on 0 to 1.
+
+    1 - beta' is at most t with probability 2 I_t(alpha, alpha), the regularized incomplete beta
+    function, which is inverted by bisection: TensorFlow's gamma variates do not compile with XLA.
+    """
+    low, half_width = tf.zeros_like(uniform), 0.25
+    for _ in range(_BISECTIONS):
+        middle = low + half_width
+        below = 2.0 * tf.math.betainc(alpha, alpha, middle) < uniform
+        low, half_width = tf.where(below, middle, low), half_width / 2
+    return 1.0 - low
 
 
 def mix(

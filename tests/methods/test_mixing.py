@@ -52,11 +52,23 @@ def test_draws_are_permutations_and_ratios_of_the_beta_distribution(alpha):
     assert np.all((ratio >= 0.5) & (ratio <= 1))
     # Var(beta) = 1 / (4 (2 alpha + 1)), and (ratio - 1/2)^2 is (beta - 1/2)^2.
     assert np.mean((ratio - 0.5) ** 2) == pytest.approx(0.25 / (2 * alpha + 1), rel=0.03)
+    # All moments, by the distribution function at each tenth, which NumPy's own draws give too.
+    beta = np.random.default_rng(0).beta(alpha, alpha, 20_000)
+    tenths = np.linspace(0.1, 0.9, 9)
+    expected = np.quantile(np.maximum(beta, 1 - beta), tenths)
+    close(np.quantile(ratio, tenths), expected, 0.02)
     other = mixing.draw(20_000, alpha, seed=1, step=8)
     assert np.any(other.partner != partner) and np.any(other.ratio != ratio)
     again = mixing.draw(20_000, alpha, seed=1, step=tf.constant(7, tf.int64))
     np.testing.assert_array_equal(again.ratio, ratio)
     assert np.any(mixing.draw(20_000, alpha, seed=2, step=7).ratio != ratio)
+
+
+def test_draws_compile_with_xla_to_the_same():
+    compiled = tf.function(lambda step: mixing.draw(50, 0.75, 1, step), jit_compile=True)
+    found, expected = compiled(tf.constant(5)), mixing.draw(50, 0.75, 1, 5)
+    np.testing.assert_array_equal(found.partner, expected.partner)
+    close(found.ratio, expected.ratio)
 
 
 def test_mixing_keeps_groups_nests_and_sums_and_undoes():
