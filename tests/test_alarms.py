@@ -129,7 +129,7 @@ def test_classes_that_have_no_example_need_no_prediction():
 
 def test_alarms_of_a_run_reach_the_log_once_and_not_again_after_a_resume(tmp_path, caplog):
     config = toy.make_config(weights={"weighting": "fixed"}, train={"log_every": 2})
-    method = pseudo_label.PseudoLabel(confidence=1.0)
+    method = pseudo_label.PseudoLabel(12, confidence=1.0)
     for stops_after in (7, 99):
         asked = iter(range(1, 100))
         outer_loop.train(

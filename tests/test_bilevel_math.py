@@ -42,7 +42,7 @@ def make_model(random):
 
 def make_method(name):
     if name == "pseudo_label":
-        return pseudo_label.PseudoLabel(CONFIDENCE, UNSUPERVISED_WEIGHT)
+        return pseudo_label.PseudoLabel(1, CONFIDENCE, UNSUPERVISED_WEIGHT, ramp_up=0.0)
     return uda.UDA(CLASSES, 10, CONFIDENCE, TEMPERATURE, UNSUPERVISED_WEIGHT)
 
 

@@ -41,7 +41,7 @@ def make_trainer(config=None, model=None, method=None):
     config = config or make_config()
     return training.BilevelTrainer(
         model or make_model(),
-        method or pseudo_label.PseudoLabel(confidence=0.0),
+        method or pseudo_label.PseudoLabel(12, confidence=0.0, ramp_up=0.0),
         training.make_example_weights(config.weights, SIZE),
         config,
     )
