@@ -49,10 +49,16 @@ def train(
 
     Raises:
       CellError: a cell failed; the others have been ended.
+      ConfigError: `logs` cannot be made.
       KeyboardInterrupt: on SIGTERM and SIGINT.
     """
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise config_lib.ConfigError(
+            f"{logs} cannot be written ({error.strerror}): name another directory."
+        ) from error
     os.environ.update(ONE_THREAD)  # TensorFlow reads them in the processes started below.
-    logs.mkdir(parents=True, exist_ok=True)
     waiting = collections.deque(cells)
     workers: dict[connections.Connection, _Worker] = {}
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

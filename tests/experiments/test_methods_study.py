@@ -8,8 +8,17 @@ import time
 import numpy as np
 import pytest
 
+from experiments import cells, comparison
 from ssl_influence.reporting import tables
-from tests.experiments.processes import TINY, assert_refused, finish, run, start, succeeded
+from tests.experiments.processes import (
+    TINY,
+    assert_refused,
+    assert_same_run,
+    finish,
+    run,
+    start,
+    succeeded,
+)
 
 SETTINGS = {
     "supervised": ["--method=supervised", "--weighting=fixed"],
@@ -43,9 +52,9 @@ def cells_in(model_dir):
     }
 
 
-def test_an_interrupted_study_goes_on_and_ends_as_cells_trained_alone(tmp_path):
+def test_an_interrupted_study_goes_on_and_ends_as_one_that_was_not(tmp_path):
     settings = write_settings(tmp_path / "settings")
-    flags = ["--weightings=per_example", "--seeds=9", "--jobs=1"]
+    flags = ["--weightings=fixed", "--seeds=9", "--jobs=1"]
     module, *arguments = study(settings, tmp_path / "study", *flags)
     process = start("-m", f"experiments.{module}", *arguments)
     deadline = time.monotonic() + 120
@@ -58,26 +67,22 @@ def test_an_interrupted_study_goes_on_and_ends_as_cells_trained_alone(tmp_path):
 
     result = succeeded(run(module, *arguments))
     assert "1 of 2 cells to train" in result.stdout
-    cells = cells_in(tmp_path / "study")
-    rows = ["supervised/fixed", "mean_teacher/per_example"]
-    assert set(cells) == {f"{row}/seed-9" for row in rows}
-    assert before.items() <= cells.items()
+    found = cells_in(tmp_path / "study")
+    rows = ["supervised/fixed", "mean_teacher/fixed"]
+    assert set(found) == {f"{row}/seed-9" for row in rows}
+    assert before.items() <= found.items()
     results = json.loads((tmp_path / "study/study.json").read_text())
     for row in rows:
         method, weighting = row.split("/")
-        assert results[method][weighting] == {"9": json.loads(cells[f"{row}/seed-9"])}
-    learned = "mean_teacher/per_example/seed-9"
-    flagfile = (tmp_path / "study" / learned / "flags.txt").read_text().splitlines()
+        assert results[method][weighting] == {"9": json.loads(found[f"{row}/seed-9"])}
+    last = "mean_teacher/fixed/seed-9"
+    flagfile = (tmp_path / "study" / last / "flags.txt").read_text().splitlines()
     assert {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"} <= set(flagfile)
 
-    alone = ["--methods=mean_teacher", "--weightings=per_example", "--seeds=9"]
-    succeeded(run(*study(settings, tmp_path / "alone", *alone)))
-    weights = [
-        (tmp_path / name / learned / "weights/weights-40.csv").read_text()
-        for name in ("study", "alone")
-    ]
-    assert weights[0] == weights[1]
-    assert cells_in(tmp_path / "alone")[learned] == cells[learned]
+    # Here one process trains both cells.
+    succeeded(run(*study(settings, tmp_path / "whole", *flags)))
+    assert_same_run(tmp_path / "study" / last, tmp_path / "whole" / last)
+    assert cells_in(tmp_path / "whole") == found
 
 
 def test_a_failing_cell_ends_the_study_with_its_line(tmp_path):
@@ -87,6 +92,13 @@ def test_a_failing_cell_ends_the_study_with_its_line(tmp_path):
     result = run(*study(settings, tmp_path / "study", *flags))
     assert_refused(result, "supervised/fixed/seed-7", "at step", "learning_rate")
     assert not (tmp_path / "study/study.json").exists()
+
+
+def test_a_cell_that_dies_ends_the_study_and_names_what_it_printed(tmp_path):
+    broken = comparison.Cell("uda/fixed", 1, None, tmp_path / "uda/fixed/seed-1")
+    with pytest.raises(cells.CellError, match="uda/fixed/seed-1: .* exit code 1; .*job-1.log"):
+        cells.train([broken], 2, tmp_path, "experiments.methods_study", lambda *_: None)
+    assert "AttributeError" in (tmp_path / "job-1.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +111,11 @@ def test_a_failing_cell_ends_the_study_with_its_line(tmp_path):
         ("--seeds=3-1", "3-1"),
         ("--jobs=0", "jobs"),
         ("--settings=/tmp/nowhere", "/tmp/nowhere"),
+        (f"--model_dir={__file__}/run", "cannot be written"),
     ],
 )
 def test_wrong_studies_are_refused_with_one_line(tmp_path, flag, part):
-    assert_refused(run("methods_study", flag, f"--model_dir={tmp_path / 'run'}"), part)
+    assert_refused(run("methods_study", f"--model_dir={tmp_path / 'run'}", flag), part)
     assert not (tmp_path / "run").exists()
 
 
@@ -119,12 +132,12 @@ def test_the_table_holds_errors_by_weighting_and_paired_differences():
     header, alone, uda = tables.by_weighting(results).splitlines()
     assert header.split()[-4:] == ["per_example", "less", "fixed", "better/equal/worse"]
     assert alone.split() == ["supervised", "30.00"]
-    comparison = tables.comparison(
+    rows = tables.comparison(
         {
             name: {s: {"raw": r["ema"], "ema": 0.0} for s, r in row.items()}
             for name, row in results["uda"].items()
         }
     ).splitlines()
-    assert comparison[2].split()[-4:] == uda.split()[-4:]
+    assert rows[2].split()[-4:] == uda.split()[-4:]
     assert f"{np.mean(fixed):.2f} +- {np.std(fixed, ddof=1):.2f}" in uda
     assert f"{np.mean(ours - fixed):+.2f} +-" in uda
