@@ -397,8 +397,10 @@ def _find_head(model: keras.Model) -> keras.layers.Dense:
 
 def _of_binary_head(rows: head_rows.HeadRows) -> head_rows.HeadRows:
     """Rows of logits (f/2, -f/2) as those of f alone."""
-    gradient = (rows.gradient[:, :1] - rows.gradient[:, 1:]) / 2
-    return head_rows.HeadRows(rows.features, rows.logits[:, :1] - rows.logits[:, 1:], gradient)
+    return rows._replace(
+        logits=rows.logits[:, :1] - rows.logits[:, 1:],
+        gradient=(rows.gradient[:, :1] - rows.gradient[:, 1:]) / 2,
+    )
 
 
 def _is_kernel(variable: tf.Variable) -> bool:

@@ -95,7 +95,10 @@ class ReMixMatch(base.StatefulMethod):
         if rotation_weight:
             initializer = keras.initializers.GlorotNormal(seed=seed)
             self.rotation_head = keras.layers.Dense(
-                ROTATIONS, kernel_initializer=initializer, name="rotation_head"
+                ROTATIONS,
+                kernel_initializer=initializer,
+                dtype=keras.mixed_precision.global_policy().variable_dtype,
+                name="rotation_head",
             )
             self.rotation_head.build([None, feature_size])
 
