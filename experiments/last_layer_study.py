@@ -17,7 +17,7 @@ from experiments import launch
 from ssl_influence import checkpoints, config as config_lib, files
 from ssl_influence.data import splits
 from ssl_influence.influence import all_variables, inverse_hvp, solve_info
-from ssl_influence.methods import base
+from ssl_influence.methods import base, registry as methods
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import figures, tables
 
@@ -86,17 +86,22 @@ class Study:
         splits.check(manifest, built.manifest)
         self._config = config
         self._trainer = built.trainer
-        self._method = built.trainer.method
+        classes, seed = len(built.source.class_names), config.train.seed
+        with _double_precision():
+            self._model, self._teacher = (
+                models.build(config.model, built.source.inputs.shape[1:], classes, seed)
+                for _ in range(2)
+            )
+            self._method = methods.build(
+                config.method,
+                classes,
+                config.train.train_steps,
+                feature_size=self._model.outputs[0].shape[-1],
+                seed=seed,
+            )
         if hasattr(self._method, "target_forward"):
             # The same numbers in inference mode, in half the time: targets have no backward pass.
             self._method = dataclasses.replace(self._method, target_forward="separate")
-        with _double_precision():
-            self._model = models.build(
-                config.model,
-                built.source.inputs.shape[1:],
-                len(built.source.class_names),
-                config.train.seed,
-            )
         # Of the stream that fused weight steps never draw from.
         self._batch = _to_float64(built.pipeline.fresh_batch(0))
         self._validation = _to_float64(built.pipeline.validation_batch(0))
@@ -106,6 +111,9 @@ class Study:
             tf.zeros([len(self._method_output().example_id)], tf.float64)
         )
         self._head = self._model.get_layer(self._trainer.head.name)
+        self._variables = list(self._model.trainable_variables)
+        if isinstance(self._method, base.StatefulMethod):
+            self._variables += self._method.trainable_variables
         self._measure = tf.function(self._measure_impl)
         self.settings = {
             "dataset": built.config.data.dataset,
@@ -114,7 +122,7 @@ class Study:
             "damping": config.weights.damping,
             **rows,
             "unlabeled": built.pipeline.unlabeled_batch_size,
-            "variables": int(sum(np.prod(v.shape) for v in self._model.trainable_variables)),
+            "variables": int(sum(np.prod(v.shape) for v in self._variables)),
         }
 
     @property
@@ -130,11 +138,15 @@ class Study:
           ConfigError: the last layer's system is singular at this damping.
         """
         trainer = self._trainer
-        reader = tf.train.Checkpoint(
-            model=trainer.model, example_weights=trainer.example_weights, step=trainer.step
-        )
-        checkpoints.read(reader, path).assert_existing_objects_matched()
+        names = {"model", "method", "ema", "example_weights", "step"}
+        read = {name: part for name, part in trainer.state().items() if name in names}
+        checkpoints.read(tf.train.Checkpoint(**read), path).assert_existing_objects_matched()
         self._model.set_weights(trainer.model.get_weights())
+        with trainer.ema.swapped():
+            self._teacher.set_weights(trainer.model.get_weights())
+        if "method" in read:
+            for own, value in zip(self._method.variables, trainer.method.variables, strict=True):
+                own.assign(tf.cast(value, own.dtype))
         ids = self._method_output().example_id
         self._example_weight.assign(tf.cast(trainer.example_weights.lookup(ids), tf.float64))
 
@@ -152,12 +164,16 @@ class Study:
         return Measurement(**by_example, **measured)
 
     def _method_output(self):
-        forward = base.Forward(train=self._forward, constant=self._forward)
+        forward = base.Forward(
+            train=self._forward,
+            constant=self._forward,
+            still=self._forward,
+            teacher=lambda inputs: _outputs_of(self._teacher, inputs),
+        )
         return self._method(forward, self._batch, self._trainer.step)
 
     def _forward(self, inputs):
-        features, logits = self._model(inputs, training=False)
-        return features, logits
+        return _outputs_of(self._model, inputs)
 
     def _validation_loss(self):
         _, logits = self._forward(self._validation["inputs"])
@@ -165,17 +181,17 @@ class Study:
         return tf.reduce_mean(loss)
 
     def _measure_impl(self):
-        variables = self._model.trainable_variables
+        variables = self._variables
         objective = all_variables.Objective(
             self._method_output,
             self._example_weight,
             variables,
-            [self._trainer.l2_of(v) for v in self._trainer.model.trainable_variables],
+            [self._trainer.l2_of(v) for v in self._trainer.trainable],
         )
         with tf.GradientTape(persistent=True) as tape:
             validation_loss, value = self._validation_loss(), objective.value()
-        rhs = tape.gradient(validation_loss, variables)
-        slope = tape.gradient(value, variables)
+        rhs = tape.gradient(validation_loss, variables, unconnected_gradients="zero")
+        slope = tape.gradient(value, variables, unconnected_gradients="zero")
         direction, solve = inverse_hvp.conjugate_gradient(
             objective.product(self._curvature),
             rhs,
@@ -183,6 +199,7 @@ class Study:
             tolerance=self._tolerance,
             max_iterations=self._max_iterations,
         )
+        exact = tf.constant(objective.is_exact(self._curvature))
         last_layer, solved, output = self._last_layer()
         from_head = objective.influence(self._head_alone(direction))
         total = objective.influence(direction)
@@ -199,7 +216,7 @@ class Study:
             "features": output.unlabeled_head.features,
             "validation_share": (head_norm / tf.linalg.global_norm(rhs)) ** 2,
             "gradient_norm": tf.linalg.global_norm(slope),
-            "solve": solve,
+            "solve": solve._replace(exact_curvature=exact),
         }
         return solved, output.unsupervised_coefficient, influences, measured
 
@@ -217,7 +234,7 @@ class Study:
         own = {id(variable) for variable in self._head.trainable_variables}
         return [
             part if id(variable) in own else tf.zeros_like(part)
-            for part, variable in zip(vector, self._model.trainable_variables, strict=True)
+            for part, variable in zip(vector, self._variables, strict=True)
         ]
 
 
@@ -350,6 +367,12 @@ def _mean(values: np.ndarray) -> float:
 
 def _in_units(values: np.ndarray) -> np.ndarray:
     return values / np.sqrt(np.mean(values**2))
+
+
+def _outputs_of(model, inputs):
+    """In inference mode: a method's passes then differ by the model alone."""
+    features, logits = model(inputs, training=False)
+    return features, logits
 
 
 def _to_float64(batch):
