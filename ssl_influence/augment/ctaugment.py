@@ -81,9 +81,9 @@ def _matrix(make, magnitude):
     return lambda level, _, height, width: make(magnitude(level, height, width), height, width)
 
 
-def _centered(most):
-    """Levels 0 to 1 as -most to most."""
-    return lambda level, *_: (2.0 * level - 1.0) * most
+def _centered(level, most):
+    """Levels 0 to 1 as -most to most. Takes one constant: graphs reorder factors."""
+    return (2.0 * level - 1.0) * most
 
 
 def _enhance(operation):
@@ -105,17 +105,17 @@ _RUN = per_image.Operations(
     magnitudes=PARAMETERS,
     matrices={
         "rotate": _matrix(
-            image_ops.rotate_matrix, lambda level, *_: tf.round((2.0 * level - 1.0) * 45.0)
+            image_ops.rotate_matrix, lambda level, *_: tf.round(_centered(level, 45.0))
         ),
-        "shear_x": _matrix(image_ops.shear_x_matrix, _centered(0.3)),
-        "shear_y": _matrix(image_ops.shear_y_matrix, _centered(0.3)),
+        "shear_x": _matrix(image_ops.shear_x_matrix, lambda level, *_: _centered(level, 0.3)),
+        "shear_y": _matrix(image_ops.shear_y_matrix, lambda level, *_: _centered(level, 0.3)),
         "translate_x": _matrix(
             image_ops.translate_x_matrix,
-            lambda level, height, width: _centered(0.3)(level) * width,
+            lambda level, height, width: _centered(level, 0.3 * width),
         ),
         "translate_y": _matrix(
             image_ops.translate_y_matrix,
-            lambda level, height, width: _centered(0.3)(level) * height,
+            lambda level, height, width: _centered(level, 0.3 * height),
         ),
     },
     recolorings={
@@ -137,7 +137,7 @@ _RUN = per_image.Operations(
         "solarize": lambda images, level, _: image_ops.solarize(images, _whole(level * 255.999)),
     },
     cutout="cutout",
-    side=lambda level, _, height, width: 1 + _whole(level * min(height, width) * 0.499),
+    side=lambda level, _, height, width: 1 + _whole(level * (min(height, width) * 0.499)),
     cutout_word=127 * 0x010101 + image_ops.OPAQUE,
 )
 
@@ -305,9 +305,9 @@ def _draw(seed, batch, depth, probabilities, height, width):
     # A product that is below the whole sum, in float32 too, so that no bin of probability 0 is hit.
     passed = sums <= (chosen * sums[..., -1])[..., tf.newaxis]
     bin_ = tf.reduce_sum(tf.cast(passed, tf.int32), axis=-1)
-    levels = (tf.cast(bin_, tf.float64) + tf.cast(within, tf.float64)) / tf.gather(
-        _BINS.astype(np.float64), row
-    )
+    # A product, since a quotient by a constant has other bits in some graphs than in others.
+    levels = tf.cast(bin_, tf.float64) + tf.cast(within, tf.float64)
+    levels *= tf.gather(1.0 / _BINS, row)
     slots = tf.where(rows >= 0, rows * SHAPE[1] + bin_, -1)
     center = per_image.centers(shape, per_image.fold_in(seed, 2), height, width)
     return operation, levels, slots, center

@@ -146,17 +146,21 @@ def _apply(table, words, operation, magnitudes, center):
     moved = image_ops.affine(together(before, table.matrices), tf.concat(matrices, 0))
 
     original = together(before, table.recolorings)
-    sizes = [tf.size(rows[name]) for name in table.recolorings]
+    # Not the sizes of `rows`: where the draws are constants, graphs fold all of them to one number.
+    sizes = [tf.shape(before[name])[0] for name in table.recolorings]
     parts = tf.split(image_ops.unpack(original, 3), sizes)
     recolored = [
         recolor(part, *strength[name])
         for part, (name, recolor) in zip(parts, table.recolorings.items(), strict=True)
     ]
     recolored = image_ops.pack(tf.concat(recolored, 0))
-    dropped = [image_ops.OPAQUE if name in table.opaque else 0 for name in table.recolorings]
-    dropped = tf.repeat(dropped, sizes)
     # Packing made all of it opaque: what was transparent stays so, unless opacity is dropped.
-    recolored &= original | dropped[:, tf.newaxis, tf.newaxis] | ~image_ops.OPAQUE
+    kept = original | ~image_ops.OPAQUE
+    if table.opaque:
+        opaque = [image_ops.OPAQUE if name in table.opaque else 0 for name in names]
+        dropped = together(divide(tf.gather(opaque, operation + 1)), table.recolorings)
+        kept |= dropped[:, tf.newaxis, tf.newaxis]
+    recolored &= kept
 
     side = tf.cast(table.side(*strength[table.cutout], height, width), tf.int32)
     square = image_ops.square_mask(divide(center)[table.cutout], side, height, width)

@@ -120,6 +120,18 @@ def test_equals_pillow_given_the_same_draws(height, width):
     assert set(seen) == set(NAMES)
 
 
+def test_a_constant_seed_in_a_graph_gives_the_bits_of_an_eager_call():
+    """Graphs fold constants, of which random numbers with such a seed are."""
+    images, rates = tf.constant(_images(100)), ctaugment.initial_rates()
+
+    def both():
+        strong = ctaugment.strong(images, SEED, rates, CONFIG, flip=True, shift=4)
+        return strong, *ctaugment.probe(images, SEED, CONFIG, flip=True, shift=4)
+
+    for eager, graph in zip(both(), tf.function(both, autograph=False)(), strict=True):
+        np.testing.assert_array_equal(eager, graph)
+
+
 def test_gray_images_are_transformed_as_gray_rgb_ones():
     gray = _images(300)[..., :1]
     settings = {"flip": True, "shift": 4}
