@@ -254,6 +254,12 @@ _TABLE = (
         "weight_decay",
         "Coefficient of 1/2 |v|^2 in the objective (coupled L2).",
     ),
+    (
+        "decoupled_weight_decay",
+        "optimizer",
+        "decoupled_weight_decay",
+        "Share of the variables, times the learning rate, that each step takes away (AdamW).",
+    ),
     ("decayed_variables", "optimizer", "decayed_variables", "Variables that weight decay is for."),
     ("ema_decay", "optimizer", "ema_decay", "Decay of the weights' moving average."),
     (

@@ -381,6 +381,8 @@ class OptimizerConfig:
       warmup_steps: over these the learning rate grows linearly from 0.
       momentum: of SGD.
       weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
+      decoupled_weight_decay: after each step a decayed variable shrinks by this times the learning
+        rate (AdamW); it is no part of the objective.
       decayed_variables: "kernels" (FixMatch) or "all" trainable variables (UDA's image code).
       ema_decay: decay of the moving average of the weights that is evaluated beside them.
       ema_variables: "trainable" (FixMatch), or "all": BatchNorm statistics too (UDA).
@@ -392,6 +394,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    decoupled_weight_decay: float = 0.0
     decayed_variables: str = "kernels"
     ema_decay: float = 0.999
     ema_variables: str = "trainable"
@@ -402,7 +405,8 @@ class OptimizerConfig:
         _one_of("schedule", self.schedule, SCHEDULES)
         _count("learning_rate_warmup_steps", self.warmup_steps, 0)
         _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
-        _at_least("weight_decay", self.weight_decay, 0)
+        for name in ("weight_decay", "decoupled_weight_decay"):
+            _at_least(name, getattr(self, name), 0)
         _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)
         _require(0 <= self.ema_decay < 1, f"ema_decay={self.ema_decay} must lie in [0, 1).")
         _one_of("ema_variables", self.ema_variables, EMA_VARIABLES)

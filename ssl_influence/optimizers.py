@@ -352,8 +352,9 @@ class Nesterov(keras.optimizers.SGD):
 def make_optimizer(
     settings: config.OptimizerConfig, train_steps: int
 ) -> keras.optimizers.Optimizer:
-    """The theta optimizer. Weight decay is no part of it: it is coupled, inside the objective."""
+    """The theta optimizer, with decoupled weight decay; the coupled one is inside the objective."""
     rate = Schedule(settings.schedule, settings.learning_rate, train_steps, settings.warmup_steps)
+    decay = settings.decoupled_weight_decay or None
     if settings.name == "adam":
-        return keras.optimizers.Adam(rate, jit_compile=False)
-    return Nesterov(rate, settings.momentum, jit_compile=False)
+        return keras.optimizers.Adam(rate, weight_decay=decay, jit_compile=False)
+    return Nesterov(rate, settings.momentum, weight_decay=decay, jit_compile=False)

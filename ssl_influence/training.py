@@ -101,14 +101,17 @@ class BilevelTrainer(tf.Module):
                 "differ from one that was not stopped."
             )
         self._binary = self.head.units == 1
-        self.optimizer = optimizer or optimizers.make_optimizer(
-            config.optimizer, config.train.train_steps
-        )
         stateful = isinstance(method, base.StatefulMethod)
         self.trainable = [
             *model.trainable_variables,
             *(method.trainable_variables if stateful else ()),
         ]
+        self.optimizer = optimizer
+        if optimizer is None:
+            self.optimizer = optimizers.make_optimizer(config.optimizer, config.train.train_steps)
+            self.optimizer.exclude_from_weight_decay(
+                [v for v in self.trainable if not self._is_decayed(v)]
+            )
         self.optimizer.build(self.trainable)
         followed = model.trainable_variables
         if config.optimizer.ema_variables == "all":
@@ -200,10 +203,7 @@ class BilevelTrainer(tf.Module):
 
     def l2_of(self, variable: tf.Variable) -> float:
         """l2_v of the objective for one variable."""
-        config = self.config.optimizer
-        if config.decayed_variables == "all" or _is_kernel(variable):
-            return config.weight_decay
-        return 0.0
+        return self.config.optimizer.weight_decay if self._is_decayed(variable) else 0.0
 
     def concrete_step(self, name: str, *batches: Batch) -> tf.types.experimental.ConcreteFunction:
         """The compiled function that a step runs on such batches, for profilers.
@@ -213,6 +213,9 @@ class BilevelTrainer(tf.Module):
           batches: the arguments of that step.
         """
         return getattr(self, f"_{name}").get_concrete_function(*batches)
+
+    def _is_decayed(self, variable):
+        return self.config.optimizer.decayed_variables == "all" or _is_kernel(variable)
 
     def _theta_step_impl(self, batch):
         return self._descend(batch, lambda output: {})

@@ -405,3 +405,30 @@ def test_average_follows_what_the_settings_name():
     with trainable.ema.swapped():
         np.testing.assert_array_equal(kernel, trainable.ema.shadow[0])
     np.testing.assert_array_equal(kernel, now)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("decayed", config_lib.DECAYED_VARIABLES)
+def test_decoupled_weight_decay_shrinks_what_is_decayed_beside_the_step(name, decayed):
+    def after_a_step(decay):
+        config = make_config(
+            optimizer={
+                "name": name,
+                "schedule": "constant",
+                "learning_rate": 0.1,
+                "decayed_variables": decayed,
+                "decoupled_weight_decay": decay,
+            }
+        )
+        trainer = make_trainer(config)
+        for variable in trainer.trainable:
+            variable.assign(tf.random.stateless_normal(variable.shape, [1, 2]))
+        before = [v.numpy() for v in trainer.trainable]
+        trainer.theta_step(ToyPipeline().train_batch(0))
+        return trainer.trainable, before
+
+    variables, before = after_a_step(0.5)
+    without, _ = after_a_step(0.0)
+    for shrunk, plain, start in zip(variables, without, before, strict=True):
+        share = 0.1 * 0.5 if decayed == "all" or "kernel" in plain.name else 0.0
+        np.testing.assert_allclose(shrunk, plain - share * start, atol=1e-6)
