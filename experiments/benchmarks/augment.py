@@ -82,7 +82,11 @@ def _images(config, repeats):
 
 def _training(config, repeats):
     from experiments.benchmarks import steps
+    from ssl_influence import training
+    from ssl_influence.augment import ctaugment
     from ssl_influence.data import pipeline as pipeline_lib, sources, splits
+    from ssl_influence.methods import registry as methods
+    from ssl_influence.models import registry as models
 
     rng, classes = np.random.default_rng(0), steps.NUM_CLASSES
     images = rng.integers(0, 256, [EXAMPLES, *steps.IMAGE_SHAPE], np.uint8)
@@ -97,14 +101,27 @@ def _training(config, repeats):
         flip=True,
     )
     split = splits.make(labels, classes, labeled=LABELED, validation=VALIDATION, seed=1)
-    trainer = steps.make_trainer(config)
+    model = models.build(config.model, steps.IMAGE_SHAPE, classes, config.train.seed)
+    method = methods.build(
+        config.method,
+        classes,
+        config.train.train_steps,
+        feature_size=model.outputs[0].shape[-1],
+        seed=config.train.seed,
+    )
+    augmenter = None
+    if pipeline_lib.uses_ctaugment(config.augment, method.views, is_image=True):
+        augmenter = ctaugment.CTAugment(config.augment)
+    example_weights = training.make_example_weights(config.weights, EXAMPLES)
+    trainer = training.BilevelTrainer(model, method, example_weights, config, augmenter=augmenter)
     pipeline = pipeline_lib.Pipeline(
         source,
         split,
         config.data,
         config.augment,
         seed=config.train.seed,
-        views=trainer.method.views,
+        views=method.views,
+        augmenter=augmenter,
     )
     warmup, count = 2, STEPS_PER_REPEAT * repeats
     batches = iter(pipeline.train_dataset(0, warmup + count))
