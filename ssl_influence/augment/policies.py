@@ -1,10 +1,18 @@
 """The weak and strong views of an image: which operations, how strong, how often.
 
-The strong view follows UDA (Xie et al., arXiv:1904.12848) as published for images of 32 x 32 pixels
-(github.com/google-research/uda, image/randaugment): RandAugment on the original image, then cutout,
-then the weak view's flip and shift. Departures from that code:
+Strong views, in the order in which each was published for images of 32 x 32 pixels:
 
-- Every batch draws anew; there, a fixed number of augmented copies was written to disk.
+- "rand_augment", UDA's (Xie et al., arXiv:1904.12848; github.com/google-research/uda,
+  image/randaugment): RandAugment on the original image, then cutout, then flip and shift.
+- "rand_augment_fixmatch" (Sohn et al., arXiv:2001.07685; github.com/google-research/fixmatch):
+  flip and shift, RandAugment with fourteen operations, cutout.
+- "auto_augment_cifar10", "auto_augment_svhn" (`auto_augment`): the policy, flip and shift, cutout.
+- "ctaugment" (`ctaugment`): flip and shift, operations whose magnitudes are learned, cutout.
+
+They differ also in what the shift's reflection repeats. Departures from the published code of all
+but the last, which has its own:
+
+- Every batch draws anew; in UDA's, a fixed number of augmented copies was written to disk.
 - Translations and cutouts, stated for 32 pixels, grow with the height or width of the image. Images
   need not be square.
 - Pixels that come from outside the image or that cutout painted get one gray level, in uint8 (the
@@ -14,8 +22,7 @@ then the weak view's flip and shift. Departures from that code:
   levels by one.
 - Images of one channel are transformed as gray ones: color changes nothing.
 
-FixMatch's strong view flips and shifts first; the two orders differ in what the shift's reflection
-repeats. All randomness is a function of (seed, position in the batch).
+All randomness is a function of (seed, position in the batch), and with CTAugment of its rates.
 """
 
 import dataclasses
