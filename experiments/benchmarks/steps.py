@@ -62,11 +62,16 @@ def run(config: config_lib.Config, repeats: int, *, with_weights: bool) -> None:
 
 def make_trainer(config: config_lib.Config) -> training.BilevelTrainer:
     """A trainer for images of IMAGE_SHAPE."""
+    model = models.build(config.model, IMAGE_SHAPE, NUM_CLASSES, config.train.seed)
+    method = methods.build(
+        config.method,
+        NUM_CLASSES,
+        config.train.train_steps,
+        feature_size=model.outputs[0].shape[-1],
+        seed=config.train.seed,
+    )
     return training.BilevelTrainer(
-        models.build(config.model, IMAGE_SHAPE, NUM_CLASSES, config.train.seed),
-        methods.build(config.method, NUM_CLASSES, config.train.train_steps),
-        training.make_example_weights(config.weights, TABLE_SIZE),
-        config,
+        model, method, training.make_example_weights(config.weights, TABLE_SIZE), config
     )
 
 
