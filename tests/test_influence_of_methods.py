@@ -242,7 +242,7 @@ def test_gauss_newton_rows_say_so_and_their_error_is_known(
     found, expected, info = hypergradients(name, **fields)
     assert info.curvature == "gauss_newton"
     error = np.abs(found - expected).max() / np.abs(expected).max()
-    record_property("relative_error", error)
+    record_property("relative_error", float(error))
     print(f"{name}: relative error of Gauss-Newton {error:.3g}")
     assert 1e-9 < error < tolerance
     assert np.corrcoef(found, expected)[0, 1] > 0.9
