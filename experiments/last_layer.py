@@ -12,8 +12,9 @@ over the last layer, as training computes it, and over all trainable variables, 
 gradients in float64. The batch holds all labeled rows, --examples unlabeled rows with augmentation
 of their own, and all validation rows; Lambda is the checkpoint's. BatchNorm is in inference mode,
 so that the objective is a plain function of the variables. H is the generalized Gauss-Newton
-matrix, exact in the last layer, or the true Hessian (--curvature=hessian), which need not be
-positive away from a minimum: conjugate gradients then stop, and the table says so.
+matrix, exact in the last layer but for Brier and entropy rows, or the true Hessian
+(--curvature=hessian), which need not be positive away from a minimum: conjugate gradients then
+stop, and the table says so.
 
 Prints a table and writes last_layer.json and last_layer.png into the run's directory. Masked rows,
 whose influence is exactly 0, take part in no number. The columns:
