@@ -4,7 +4,6 @@ One table row a flag: its name, the concern and field of the config it fills, an
 Types, defaults and allowed values come from the config itself.
 """
 
-import dataclasses
 import pathlib
 import types
 import typing
@@ -444,30 +443,30 @@ def to_config(
         fields.setdefault(concern, {})[field] = value
     if overrides:
         raise config_lib.ConfigError(f"There is no setting {next(iter(overrides))!r}.")
-    config = config_lib.Config().replace(**fields)
-    # Spelled out, so that a run keeps its settings whatever a later version's own are.
-    return dataclasses.replace(config, method=config.method.resolved())
+    return config_lib.Config().replace(**fields)
 
 
 def value(config: config_lib.Config, flag: str) -> Any:
-    """What a config holds for a flag."""
+    """What a config holds for a flag; of a setting of the method, what it has if left out."""
     concern, field = next((row[1], row[2]) for row in _TABLE if row[0] == flag)
+    if concern == "method" and field != "name":
+        return config.method.settings().get(field)
     return getattr(getattr(config, concern), field)
 
 
 def to_flagfile(config: config_lib.Config, program: str) -> str:
     """The text of a flagfile that gives `config` back, every flag spelled out."""
     lines = [f"# python -m {program} --flagfile=flags.txt --model_dir=..."]
-    for name, concern, field, _ in _TABLE:
-        value = getattr(getattr(config, concern), field)
-        if value is None:
+    for name, *_ in _TABLE:
+        held = value(config, name)
+        if held is None:
             continue
-        if isinstance(value, bool):
-            lines.append(f"--{name}" if value else f"--no{name}")
-        elif isinstance(value, tuple):
-            lines.append(f"--{name}={','.join(map(str, value))}")
+        if isinstance(held, bool):
+            lines.append(f"--{name}" if held else f"--no{name}")
+        elif isinstance(held, tuple):
+            lines.append(f"--{name}={','.join(map(str, held))}")
         else:
-            lines.append(f"--{name}={value}")
+            lines.append(f"--{name}={held}")
     return "\n".join(lines) + "\n"
 
 
@@ -504,7 +503,7 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
         free.add(("train", "train_steps"))
     changed = []
     for name, concern, field, _ in _TABLE:
-        before, after = (getattr(getattr(c, concern), field) for c in (old, config))
+        before, after = value(old, name), value(config, name)
         if before != after and (concern, field) not in free:
             changed.append(f"--{name}={before} there, {after} now")
     if changed:

@@ -20,7 +20,7 @@ from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.augment import ctaugment
 from ssl_influence.data import pipeline as pipeline_lib, sources, splits
-from ssl_influence.methods import registry as methods
+from ssl_influence.methods import base as methods_base, registry as methods
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import ranking
 
@@ -80,7 +80,11 @@ def build(config: config_lib.Config) -> Run:
     )
     example_weights = training.make_example_weights(config.weights, len(source.labels))
     augmenter = None
-    if pipeline_lib.uses_ctaugment(config.augment, method.views, is_image=source.is_image):
+    if pipeline_lib.uses_ctaugment(
+        config.augment,
+        (*method.views, methods_base.labeled_view_of(method)),
+        is_image=source.is_image,
+    ):
         augmenter = ctaugment.CTAugment(config.augment)
     return Run(
         config=config,
@@ -94,6 +98,7 @@ def build(config: config_lib.Config) -> Run:
             config.augment,
             seed=config.train.seed,
             views=method.views,
+            labeled_view=methods_base.labeled_view_of(method),
             augmenter=augmenter,
         ),
         trainer=training.BilevelTrainer(
@@ -312,6 +317,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
             "for a pattern when it restores: use another name."
         )
     flagfile, manifest = model_dir / "flags.txt", model_dir / "split.json"
+    # Without a checkpoint nothing is resumed, and other settings may take the place of the first.
     if checkpoints.list_checkpoints(model_dir / "checkpoints"):
         for path in (flagfile, manifest):
             if not path.exists():
@@ -319,9 +325,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
                     f"{model_dir} holds checkpoints but no {path.name} that says what they are: "
                     "put it back, or use another --model_dir."
                 )
-    if flagfile.exists():
         shared_flags.check_resumable(flagfile, built.config)
-    if manifest.exists():
         splits.check(splits.read(manifest), built.manifest)
     try:
         model_dir.mkdir(parents=True, exist_ok=True)

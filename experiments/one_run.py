@@ -1,6 +1,10 @@
 """What the binaries that train one run share: its flags, and training it."""
 
+from absl import flags
+
 from experiments import flags as shared_flags
+
+flags.disclaim_key_flags()
 
 
 def define_flags(defaults: dict) -> None:

@@ -56,6 +56,7 @@ class Pipeline:
         *,
         seed: int,
         views: tuple[str, ...],
+        labeled_view: str = "weak",
         augmenter: ctaugment.CTAugment | None = None,
     ):
         """Puts the examples into memory, on the CPU.
@@ -68,6 +69,7 @@ class Pipeline:
           seed: of the order of the examples and of their augmentation.
           views: of the unlabeled inputs, the keys of their batches: "weak", "strong", or further
             copies with draws of their own, "weak_2", "strong_3", ...
+          labeled_view: of the labeled inputs.
           augmenter: the state of CTAugment; needed, and used, if `augment_config` names it and the
             views of images include a strong one.
 
@@ -88,10 +90,16 @@ class Pipeline:
         self._flip = source.flip
         self._augment = augment_config
         self._views = tuple(views)
+        self._labeled_view = labeled_view
         self._augmenter = None
-        if uses_ctaugment(augment_config, self._views, is_image=source.is_image):
+        if uses_ctaugment(augment_config, (*views, labeled_view), is_image=source.is_image):
             if augmenter is None:
                 raise ValueError("strong='ctaugment' needs its state: pass augmenter.")
+            if min(source.inputs.shape[1:3]) < 5:
+                raise config.ConfigError(
+                    f"strong_view=ctaugment blurs over 5 x 5 pixels, and images of {source.name} "
+                    f"are {source.inputs.shape[1]} x {source.inputs.shape[2]}: use another."
+                )
             self._augmenter = augmenter
         if source.is_image:
             if augment_config.shift is not None:
@@ -130,7 +138,7 @@ class Pipeline:
         Returns:
           {"labeled": {"inputs": float32 [B_l, ...], "label": int32 [B_l], "example_id": int64 [B_l]
           }, "unlabeled": {a view: float32 [B_u, ...], ..., "label": int32 [B_u], the truth or -1,
-          "example_id": int64 [B_u]}}. Labeled images are weakly augmented. With CTAugment also
+          "example_id": int64 [B_u]}}. Labeled images are of `labeled_view`. With CTAugment also
           "probe": {"inputs": float32 [B_l, ...], "label": int32 [B_l], "slots": int32 [B_l, S]},
           the labeled images as `ctaugment.probe` makes them, and strong views are drawn by the
           augmenter's snapshot.
@@ -239,7 +247,9 @@ class Pipeline:
             labeled = self._draw("labeled", self.labeled_batch_size, stream, _LABELED_ORDER, step)
             labeled_images = labeled.pop("inputs")
             seed = self._stream_seed(stream, _LABELED_VIEWS, step)
-            labeled["inputs"] = self._make_views(labeled_images, seed, ("weak",))["weak"]
+            labeled["inputs"] = self._make_views(
+                labeled_images, seed, (self._labeled_view,), rates
+            )[self._labeled_view]
             unlabeled = self._draw(
                 "unlabeled", self.unlabeled_batch_size, stream, _UNLABELED_ORDER, step
             )

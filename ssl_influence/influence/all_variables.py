@@ -79,8 +79,9 @@ class Objective:
         """The product v -> H v at the variables' present values.
 
         Args:
-          curvature: "hessian", or "gauss_newton": the curvature of each row's loss with the model
-            taken as linear; the L2 is exact in both. They agree over the last layer.
+          curvature: "hessian", or "gauss_newton": the curvature of each row's loss by its logits,
+            see HeadRows, with the model taken as linear; the L2 is exact in both. They agree over
+            the last layer where all rows are exact.
 
         Raises:
           ConfigError: for another one.

@@ -77,7 +77,8 @@ class MethodOutput(NamedTuple):
 class Method(Protocol):
     """An SSL base algorithm.
 
-    `views` names the augmented views that it reads of unlabeled examples. A method may call
+    `views` names the augmented views that it reads of unlabeled examples, and `labeled_view`, where
+    it has one, that of labeled examples, else "weak"; see `labeled_view_of`. A method may call
     `forward` more than once; one that asks for `forward.train` alone takes any function. Calling it
     changes nothing but what the model's own pass does; see `StatefulMethod` for a state.
     """
@@ -88,6 +89,11 @@ class Method(Protocol):
         self, forward: Forward, batch: Mapping[str, Any], step: int | tf.Tensor
     ) -> MethodOutput:
         """The losses of a batch at a step, counted from 0."""
+
+
+def labeled_view_of(method: Method) -> str:
+    """The view of labeled examples that a method is trained on."""
+    return getattr(method, "labeled_view", "weak")
 
 
 class StatefulMethod(tf.Module):

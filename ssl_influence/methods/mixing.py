@@ -61,7 +61,7 @@ def mixing_ratio(uniform: tf.Tensor, alpha: float) -> tf.Tensor:
     low, half_width = tf.zeros_like(uniform), 0.25
     for _ in range(_BISECTIONS):
         middle = low + half_width
-        below = 2.0 * tf.math.betainc(alpha, alpha, middle) < uniform
+        below = 2.0 * tf.math.betainc(float(alpha), float(alpha), middle) < uniform
         low, half_width = tf.where(below, middle, low), half_width / 2
     return 1.0 - low
 

@@ -11,7 +11,7 @@ import tf_keras as keras
 from ssl_influence import config
 from ssl_influence.methods import base, mixing
 
-HISTORY = 128  # Batches that class frequencies are averaged over, as published.
+HISTORY = 128  # Batches that class frequencies are averaged over, as published of predictions.
 ROTATIONS = 4
 _FLOOR = 1e-6
 
@@ -39,6 +39,7 @@ class ReMixMatch(base.StatefulMethod):
                   cross-entropy of a second head on the model's features, of `rotation_weight`
 
     w and the weight of unmixed grow over `ramp_up`. In the paper "unmixed" is the pre-mixup loss.
+    Labeled examples are mixed as strong views too.
 
     Args:
       num_classes: C.
@@ -55,6 +56,8 @@ class ReMixMatch(base.StatefulMethod):
       rotation_weight: 0 leaves these rows out.
       forward_pass: of all rows with a gradient, see `mixing.forward_mixed`.
     """
+
+    labeled_view = "strong"
 
     def __init__(
         self,
@@ -201,6 +204,10 @@ def rotate(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
       ConfigError: inputs are not square images.
     """
+    if not tf.is_tensor(images):
+        raise config.ConfigError(
+            "Inputs of several tensors cannot be turned by right angles: use rotation_weight=0."
+        )
     shape: Sequence[int | None] = images.shape
     if images.shape.rank != 4 or shape[1] != shape[2]:
         raise config.ConfigError(

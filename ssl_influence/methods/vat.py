@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from ssl_influence import config
 from ssl_influence.methods import base
 
 
@@ -32,7 +33,8 @@ class VAT:
       unsupervised_weight: w, to which the weight of the divergence grows.
       ramp_up: over this share of the run, see `base.ramp_up`.
       radius: |r| of each example, in the units of the model's inputs.
-      probe: xi, the length of the step that the gradient is taken at.
+      probe: xi, the length of the step that the gradient is taken at; 0.01 is for float32, and far
+        below what half precision resolves.
       iterations: of the power iteration.
       entropy_weight: of the entropy, from the start.
       forward_pass: of labeled, unlabeled and perturbed rows, see `base.forward_groups`.
@@ -56,6 +58,11 @@ class VAT:
         """The losses of a batch with the view "weak" at a step, counted from 0."""
         labeled, unlabeled = batch["labeled"], batch["unlabeled"]
         weak = unlabeled["weak"]
+        if not (tf.is_tensor(weak) and weak.dtype.is_floating):
+            raise config.ConfigError(
+                "method=vat perturbs inputs of a single floating tensor, and these are "
+                f"{tf.nest.map_structure(lambda t: t.dtype.name, weak)}: use another method."
+            )
         start = tf.random.stateless_normal(
             tf.shape(weak), base.step_seed(self.seed, step, 0), dtype=weak.dtype, alg="philox"
         )

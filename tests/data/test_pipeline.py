@@ -30,7 +30,8 @@ def _build(source=None, labeled=6, validation=11, seed=3, views=("weak", "strong
     )
     sizes = dataclasses.replace(SIZES, **settings.pop("sizes", {}))
     augmenter = settings.pop("augmenter", None)
-    augment = config.AugmentConfig(**{"operations": 1, **settings})
+    few = {} if settings.get("strong") == "ctaugment" else {"operations": 1}
+    augment = config.AugmentConfig(**few | settings)
     built = pipeline.Pipeline(
         source, split, sizes, augment, seed=seed, views=views, augmenter=augmenter
     )

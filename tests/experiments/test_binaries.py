@@ -37,7 +37,8 @@ WRONG = {
     "pattern_in_the_name": ([], "which TensorFlow takes for a pattern", "run[1]"),
     "shift_larger_than_the_image": (["--shift=9"], "shift=9"),
     "no_validation": (["--dataset=digits.1@20-0"], "no validation example"),
-    "weights_of_no_loss": (["--method=supervised"], "use weighting=fixed"),
+    "setting_of_another_method": (["--method=supervised"], "confidence=0.2 has no effect"),
+    "setting_of_another_view": (["--ctaugment_depth=3"], "use strong_view=ctaugment"),
     "hessian_that_would_not_fit": (["--influence_params=all"], "would form a Hessian of"),
     "count_beyond_int32": (["--train_steps=99999999999"], "train_steps=99999999999"),
     "empty_directory": (["--model_dir="], "name a directory"),
@@ -177,7 +178,9 @@ def test_flagfiles_parse_and_round_trip(tmp_path):
         config = read_in_root(path)
         copy = tmp_path / "flags.txt"
         copy.write_text(shared_flags.to_flagfile(config, "x"))
-        assert shared_flags.read_flagfile(copy) == config
+        again = shared_flags.read_flagfile(copy)
+        assert again.method.settings() == config.method.settings()
+        assert dataclasses.replace(again, method=config.method) == config
 
 
 def read_in_root(path):
@@ -188,3 +191,13 @@ def read_in_root(path):
         return shared_flags.read_flagfile(path)
     finally:
         os.chdir(before)
+
+
+def test_what_a_trace_finds_wrong_is_one_line_and_its_advice_can_be_followed(tmp_path):
+    flags = ["--dataset=two_moons.1@10-30", "--model=mlp", "--method=remixmatch"]
+    flags += ["--augmentations=1", "--train_steps=2", f"--model_dir={tmp_path}"]
+    refused = run("uda_cifar", *flags)
+    assert_refused(refused, "use rotation_weight=0")
+    (line,) = [line for line in refused.stderr.splitlines() if "rotation_weight" in line]
+    assert line.startswith("error: Inputs of shape (2,)")
+    succeeded(run("uda_cifar", *flags, "--rotation_weight=0"))

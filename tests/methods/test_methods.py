@@ -296,6 +296,18 @@ def test_a_setting_of_another_method_is_refused(name, field, value):
         method_of(name, **{field: value})
 
 
+def test_learned_weights_need_an_unlabeled_loss():
+    with pytest.raises(config.ConfigError, match="use weighting=fixed"):
+        config.Config(method=config.MethodConfig("supervised"))
+
+
+@pytest.mark.parametrize("name", ["vat", "mean_teacher", "mixmatch", "remixmatch"])
+def test_unrolled_is_refused_where_losses_are_no_cross_entropies(name):
+    weights = config.WeightConfig(inverse_hessian="unrolled")
+    with pytest.raises(config.ConfigError, match=f"method={name} has others"):
+        config.Config(method=config.MethodConfig(name), weights=weights)
+
+
 def test_accuracy_of_pseudo_labels_counts_no_row_where_nothing_can_be_judged():
     for fields, truth in (({"confidence": 1.0}, TRUTH), ({"confidence": 0.0}, np.full(4, -1))):
         for name in ("uda", "pseudo_label"):
