@@ -29,12 +29,12 @@ def _build(source=None, labeled=6, validation=11, seed=3, views=("weak", "strong
         source.labels, source.num_classes, labeled=labeled, validation=validation, seed=1
     )
     sizes = dataclasses.replace(SIZES, **settings.pop("sizes", {}))
-    augmenter = settings.pop("augmenter", None)
+    others = {
+        name: settings.pop(name) for name in ("augmenter", "labeled_view") if name in settings
+    }
     few = {} if settings.get("strong") == "ctaugment" else {"operations": 1}
     augment = config.AugmentConfig(**few | settings)
-    built = pipeline.Pipeline(
-        source, split, sizes, augment, seed=seed, views=views, augmenter=augmenter
-    )
+    built = pipeline.Pipeline(source, split, sizes, augment, seed=seed, views=views, **others)
     return built, source, split
 
 
@@ -375,3 +375,15 @@ def test_vectors_are_the_same_in_every_view_and_unknown_views_are_refused():
     np.testing.assert_array_equal(rows["weak"], rows["weak_3"])
     with pytest.raises(config.ConfigError, match="view='strong_1'"):
         _build(views=("strong_1",))
+
+
+def test_labeled_examples_have_the_view_they_are_asked_for_and_nothing_else_changes():
+    source = _images(64)
+    weak, strong = (
+        _build(source, labeled_view=view, operations=2)[0].train_batch(3)
+        for view in ("weak", "strong")
+    )
+    _same(weak["unlabeled"], strong["unlabeled"])
+    _same(weak["labeled"]["example_id"], strong["labeled"]["example_id"])
+    painted = [np.mean(np.abs(batch["labeled"]["inputs"]) < 0.004) for batch in (weak, strong)]
+    assert painted[1] > painted[0] + 0.05
