@@ -70,41 +70,49 @@ def build(config: config_lib.Config) -> Run:
         strangers=source.strangers,
         unlabeled_mismatch=config.data.unlabeled_mismatch,
     )
-    model = models.build(config.model, source.inputs.shape[1:], num_classes, config.train.seed)
-    method = methods.build(
-        config.method,
-        num_classes,
-        config.train.train_steps,
-        feature_size=model.outputs[0].shape[-1],
-        seed=config.train.seed,
-    )
-    example_weights = training.make_example_weights(config.weights, len(source.labels))
-    augmenter = None
-    if pipeline_lib.uses_ctaugment(
-        config.augment,
-        (*method.views, methods_base.labeled_view_of(method)),
-        is_image=source.is_image,
-    ):
-        augmenter = ctaugment.CTAugment(config.augment)
+    pipeline, trainer = assemble(config, source, split)
     return Run(
         config=config,
         source=source,
         split=split,
         manifest=splits.manifest(split, name, source),
-        pipeline=pipeline_lib.Pipeline(
-            source,
-            split,
-            config.data,
-            config.augment,
-            seed=config.train.seed,
-            views=method.views,
-            labeled_view=methods_base.labeled_view_of(method),
-            augmenter=augmenter,
-        ),
-        trainer=training.BilevelTrainer(
-            model, method, example_weights, config, augmenter=augmenter
-        ),
+        pipeline=pipeline,
+        trainer=trainer,
     )
+
+
+def assemble(
+    config: config_lib.Config, source: sources.Source, split: splits.Split
+) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
+    """The batches, and the trainer for them, of a dataset that was split."""
+    num_classes, seed = len(source.class_names), config.train.seed
+    model = models.build(config.model, source.inputs.shape[1:], num_classes, seed)
+    method = methods.build(
+        config.method,
+        num_classes,
+        config.train.train_steps,
+        feature_size=model.outputs[0].shape[-1],
+        seed=seed,
+    )
+    labeled_view = methods_base.labeled_view_of(method)
+    augmenter = None
+    if pipeline_lib.uses_ctaugment(
+        config.augment, (*method.views, labeled_view), is_image=source.is_image
+    ):
+        augmenter = ctaugment.CTAugment(config.augment)
+    pipeline = pipeline_lib.Pipeline(
+        source,
+        split,
+        config.data,
+        config.augment,
+        seed=seed,
+        views=method.views,
+        labeled_view=labeled_view,
+        augmenter=augmenter,
+    )
+    example_weights = training.make_example_weights(config.weights, len(source.labels))
+    trainer = training.BilevelTrainer(model, method, example_weights, config, augmenter=augmenter)
+    return pipeline, trainer
 
 
 def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:

@@ -81,12 +81,9 @@ def _images(config, repeats):
 
 
 def _training(config, repeats):
+    from experiments import launch
     from experiments.benchmarks import steps
-    from ssl_influence import training
-    from ssl_influence.augment import ctaugment
-    from ssl_influence.data import pipeline as pipeline_lib, sources, splits
-    from ssl_influence.methods import registry as methods
-    from ssl_influence.models import registry as models
+    from ssl_influence.data import sources, splits
 
     rng, classes = np.random.default_rng(0), steps.NUM_CLASSES
     images = rng.integers(0, 256, [EXAMPLES, *steps.IMAGE_SHAPE], np.uint8)
@@ -101,28 +98,7 @@ def _training(config, repeats):
         flip=True,
     )
     split = splits.make(labels, classes, labeled=LABELED, validation=VALIDATION, seed=1)
-    model = models.build(config.model, steps.IMAGE_SHAPE, classes, config.train.seed)
-    method = methods.build(
-        config.method,
-        classes,
-        config.train.train_steps,
-        feature_size=model.outputs[0].shape[-1],
-        seed=config.train.seed,
-    )
-    augmenter = None
-    if pipeline_lib.uses_ctaugment(config.augment, method.views, is_image=True):
-        augmenter = ctaugment.CTAugment(config.augment)
-    example_weights = training.make_example_weights(config.weights, EXAMPLES)
-    trainer = training.BilevelTrainer(model, method, example_weights, config, augmenter=augmenter)
-    pipeline = pipeline_lib.Pipeline(
-        source,
-        split,
-        config.data,
-        config.augment,
-        seed=config.train.seed,
-        views=method.views,
-        augmenter=augmenter,
-    )
+    pipeline, trainer = launch.assemble(config, source, split)
     warmup, count = 2, STEPS_PER_REPEAT * repeats
     batches = iter(pipeline.train_dataset(0, warmup + count))
     for _ in range(warmup):

@@ -244,6 +244,43 @@ def of_another_head(output: HeadOutput, loss: tf.Tensor) -> RowLoss:
     return RowLoss(loss, _flat_rows(output, tf.zeros_like(output.logits)))
 
 
+def one_row_each(
+    on_labeled: HeadOutput,
+    labeled: Mapping[str, Any],
+    unlabeled: Mapping[str, Any],
+    of_unlabeled: RowLoss,
+    *,
+    weight: float | tf.Tensor,
+    mask: tf.Tensor,
+    prediction: tf.Tensor,
+) -> MethodOutput:
+    """What a method gives that has one row, and one term, for each unlabeled example.
+
+    Args:
+      on_labeled: the outputs for labeled rows, whose loss is the mean cross-entropy.
+      labeled: their part of the batch.
+      unlabeled: that of the unlabeled examples.
+      of_unlabeled: ell_U and its rows.
+      weight: w.
+      mask: m_r, [B_u].
+      prediction: the class that each unlabeled example was assigned, [B_u], for the metrics.
+    """
+    supervised, labeled_head = sparse_cross_entropy(on_labeled, labeled["label"])
+    return MethodOutput(
+        supervised=supervised,
+        supervised_coefficient=mean_coefficient(supervised),
+        unsupervised=of_unlabeled.loss,
+        unsupervised_coefficient=masked_coefficient(weight, mask),
+        example_id=unlabeled["example_id"],
+        labeled_head=labeled_head,
+        unlabeled_head=of_unlabeled.head,
+        metrics={
+            **labeled_metrics(on_labeled, labeled["label"]),
+            **unlabeled_metrics(prediction, unlabeled["label"], mask, of_unlabeled.loss),
+        },
+    )
+
+
 def join_terms(terms: Mapping[str, Term]) -> dict[str, Any]:
     """The terms as one, in their order: the fields of a `MethodOutput` for the unlabeled rows."""
     parts = list(terms.values())

@@ -36,21 +36,14 @@ class FixMatch:
         on_labeled, on_weak, on_strong = base.forward_with_target(
             forward, self.target_forward, labeled["inputs"], unlabeled["weak"], unlabeled["strong"]
         )
-        supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
         pseudo_label = base.predicted_class(on_weak)
         highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
-        mask = tf.cast(highest >= self.confidence, highest.dtype)
-        unsupervised, unlabeled_head = base.sparse_cross_entropy(on_strong, pseudo_label)
-        return base.MethodOutput(
-            supervised=supervised,
-            supervised_coefficient=base.mean_coefficient(supervised),
-            unsupervised=unsupervised,
-            unsupervised_coefficient=base.masked_coefficient(self.unsupervised_weight, mask),
-            example_id=unlabeled["example_id"],
-            labeled_head=labeled_head,
-            unlabeled_head=unlabeled_head,
-            metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"]),
-                **base.unlabeled_metrics(pseudo_label, unlabeled["label"], mask, unsupervised),
-            },
+        return base.one_row_each(
+            on_labeled,
+            labeled,
+            unlabeled,
+            base.sparse_cross_entropy(on_strong, pseudo_label),
+            weight=self.unsupervised_weight,
+            mask=tf.cast(highest >= self.confidence, highest.dtype),
+            prediction=pseudo_label,
         )

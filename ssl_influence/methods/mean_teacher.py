@@ -39,22 +39,13 @@ class MeanTeacher:
         on_labeled, on_weak = base.forward_groups(
             forward, self.forward_pass, labeled["inputs"], unlabeled["weak_2"]
         )
-        supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
-        unsupervised, unlabeled_head = base.brier(on_weak, tf.nn.softmax(of_teacher.logits))
-        weight = self.unsupervised_weight * base.ramp_up(self.ramp_up, step, self.train_steps)
-        mask = tf.ones_like(unsupervised)
-        return base.MethodOutput(
-            supervised=supervised,
-            supervised_coefficient=base.mean_coefficient(supervised),
-            unsupervised=unsupervised,
-            unsupervised_coefficient=base.masked_coefficient(weight, mask),
-            example_id=unlabeled["example_id"],
-            labeled_head=labeled_head,
-            unlabeled_head=unlabeled_head,
-            metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"]),
-                **base.unlabeled_metrics(
-                    base.predicted_class(of_teacher), unlabeled["label"], mask, unsupervised
-                ),
-            },
+        consistency = base.brier(on_weak, tf.nn.softmax(of_teacher.logits))
+        return base.one_row_each(
+            on_labeled,
+            labeled,
+            unlabeled,
+            consistency,
+            weight=self.unsupervised_weight * base.ramp_up(self.ramp_up, step, self.train_steps),
+            mask=tf.ones_like(consistency.loss),
+            prediction=base.predicted_class(of_teacher),
         )

@@ -37,24 +37,14 @@ class PseudoLabel:
         on_labeled, on_weak = base.forward_groups(
             forward, self.forward_pass, labeled["inputs"], unlabeled["weak"]
         )
-        supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
-        coefficient = base.mean_coefficient(supervised)
-
         pseudo_label = base.predicted_class(on_weak)
         highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
-        mask = tf.cast(highest > self.confidence, highest.dtype)
-        unsupervised, unlabeled_head = base.sparse_cross_entropy(on_weak, pseudo_label)
-        weight = self.unsupervised_weight * base.ramp_up(self.ramp_up, step, self.train_steps)
-        return base.MethodOutput(
-            supervised=supervised,
-            supervised_coefficient=coefficient,
-            unsupervised=unsupervised,
-            unsupervised_coefficient=base.masked_coefficient(weight, mask),
-            example_id=unlabeled["example_id"],
-            labeled_head=labeled_head,
-            unlabeled_head=unlabeled_head,
-            metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"]),
-                **base.unlabeled_metrics(pseudo_label, unlabeled["label"], mask, unsupervised),
-            },
+        return base.one_row_each(
+            on_labeled,
+            labeled,
+            unlabeled,
+            base.sparse_cross_entropy(on_weak, pseudo_label),
+            weight=self.unsupervised_weight * base.ramp_up(self.ramp_up, step, self.train_steps),
+            mask=tf.cast(highest > self.confidence, highest.dtype),
+            prediction=pseudo_label,
         )

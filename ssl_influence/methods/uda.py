@@ -91,32 +91,24 @@ class UDA:
         on_labeled, on_weak, on_strong = base.forward_with_target(
             forward, self.target_forward, labeled["inputs"], unlabeled["weak"], unlabeled["strong"]
         )
-        supervised, labeled_head = base.sparse_cross_entropy(on_labeled, labeled["label"])
-        coefficient, annealing_metrics = base.mean_coefficient(supervised), {}
-        if self.tsa != "none":
-            threshold = tsa_threshold(self.tsa, step, self.train_steps, self.num_classes)
-            kept = tsa_keep(on_labeled.logits, labeled["label"], threshold)
-            coefficient = kept / tf.maximum(tf.reduce_sum(kept), 1.0)
-            annealing_metrics = {"tsa_kept_rate": tf.cast(tf.reduce_mean(kept), tf.float32)}
-
         highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
-        mask = tf.cast(highest > self.confidence, highest.dtype)
-        unsupervised, unlabeled_head = base.kl_divergence(
-            on_strong, sharpen(on_weak.logits, self.temperature)
+        output = base.one_row_each(
+            on_labeled,
+            labeled,
+            unlabeled,
+            base.kl_divergence(on_strong, sharpen(on_weak.logits, self.temperature)),
+            weight=self.unsupervised_weight,
+            mask=tf.cast(highest > self.confidence, highest.dtype),
+            prediction=base.predicted_class(on_weak),
         )
-        return base.MethodOutput(
-            supervised=supervised,
-            supervised_coefficient=coefficient,
-            unsupervised=unsupervised,
-            unsupervised_coefficient=base.masked_coefficient(self.unsupervised_weight, mask),
-            example_id=unlabeled["example_id"],
-            labeled_head=labeled_head,
-            unlabeled_head=unlabeled_head,
+        if self.tsa == "none":
+            return output
+        threshold = tsa_threshold(self.tsa, step, self.train_steps, self.num_classes)
+        kept = tsa_keep(on_labeled.logits, labeled["label"], threshold)
+        return output._replace(
+            supervised_coefficient=kept / tf.maximum(tf.reduce_sum(kept), 1.0),
             metrics={
-                **base.labeled_metrics(on_labeled, labeled["label"]),
-                **base.unlabeled_metrics(
-                    base.predicted_class(on_weak), unlabeled["label"], mask, unsupervised
-                ),
-                **annealing_metrics,
+                **output.metrics,
+                "tsa_kept_rate": tf.cast(tf.reduce_mean(kept), tf.float32),
             },
         )
