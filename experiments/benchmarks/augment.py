@@ -7,7 +7,6 @@ process that is pinned to one core; and training, steps through `Pipeline.train_
 cores, with the share of the time that they wait for input.
 """
 
-import dataclasses
 import functools
 import os
 import random
@@ -52,15 +51,20 @@ def _images(config, repeats):
 
     def library(view, augment):
         batch, rates = tf.constant(images), ctaugment.initial_rates()
+        # Traced at once, or else TensorFlow warns of so many functions of the same code.
         make = tf.function(
             lambda draw: policies.views(
                 batch, tf.stack([0, draw]), (view,), augment, True, rates=rates
             )
-        )
+        ).get_concrete_function(tf.TensorSpec([], tf.int32))
         return lambda: make(tf.constant(rng.randrange(2**31)))[view].numpy()
 
+    # The others' own settings are not those of --strong_view.
+    shared = {
+        name: getattr(config.augment, name) for name in ("flip", "shift", "cutout", "normalization")
+    }
     settings = {"strong": config.augment} | {
-        name: dataclasses.replace(config.augment, strong=name)
+        name: config_lib.AugmentConfig(strong=name, **shared)
         for name in config_lib.STRONG_VIEWS
         if name != config.augment.strong
     }
