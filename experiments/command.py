@@ -1,7 +1,6 @@
 """Runs a binary's main, with one clear line for whatever a user can mend."""
 
 import logging
-import re
 import sys
 from collections.abc import Callable
 
@@ -25,13 +24,8 @@ def run(main: Callable[[], None]) -> None:
         try:
             main()
         except config_lib.UserError as error:
-            sys.exit(f"error: {_one_line(error)}")
+            sys.exit(f"error: {error}")
         except KeyboardInterrupt:
             sys.exit("error: interrupted; the same command goes on from the newest checkpoint.")
 
     app.run(guarded)
-
-
-def _one_line(error: config_lib.UserError) -> str:
-    """The message itself, where a traced function put the lines of code before it."""
-    return re.sub(rf"(?s)^in user code:.*{type(error).__name__}: ", "", str(error)).strip()

@@ -85,19 +85,17 @@ HEADS = ("softmax", "binary")
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("cosine", "half_cosine", "constant")
 MODELS = ("wide_resnet", "mlp")
-# Fields of AugmentConfig, their flags, and the strong views that they are for.
-_STRONG_VIEW_SETTINGS = (
-    (
-        ("operations", "probability"),
+# Settings of AugmentConfig, by their flags, and the strong views that they are for.
+_STRONG_VIEW_SETTINGS = {
+    **dict.fromkeys(
         ("rand_augment_operations", "rand_augment_probability"),
         ("rand_augment", "rand_augment_fixmatch"),
     ),
-    (
-        ("ctaugment_depth", "ctaugment_threshold", "ctaugment_decay", "ctaugment_interval"),
+    **dict.fromkeys(
         ("ctaugment_depth", "ctaugment_threshold", "ctaugment_decay", "ctaugment_interval"),
         ("ctaugment",),
     ),
-)
+}
 # Methods some of whose losses are no cross-entropy of the classifier to a constant target.
 _OTHER_LOSSES = ("vat", "mean_teacher", "mixmatch", "remixmatch")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
@@ -112,7 +110,7 @@ VALIDATION_BATCH_NORMS = ("inference", "batch")
 class UserError(Exception):
     """What a user can mend; the message is one line that names the cause and the remedy."""
 
-    __init__ = Exception.__init__  # raised in a tf.function, only such types stay what they are
+    ag_pass_through = True  # for AutoGraph, which puts its own type and lines of code in the place
 
 
 class ConfigError(UserError, ValueError):
@@ -250,14 +248,14 @@ class AugmentConfig:
         _between("ctaugment_decay", self.ctaugment_decay, 0, 1)
         _one_of("normalization", self.normalization, NORMALIZATIONS)
         default = {field.name: field.default for field in dataclasses.fields(self)}
-        for names, flags, views in _STRONG_VIEW_SETTINGS:
-            for name, flag in zip(names, flags, strict=True):
-                value = getattr(self, name)
-                _require(
-                    self.strong in views or value == default[name],
-                    f"{flag}={value} has no effect with strong_view={self.strong}: leave it out, "
-                    f"or use strong_view={views[0]}.",
-                )
+        for flag, views in _STRONG_VIEW_SETTINGS.items():
+            name = flag.removeprefix("rand_augment_")
+            value = getattr(self, name)
+            _require(
+                self.strong in views or value == default[name],
+                f"{flag}={value} has no effect with strong_view={self.strong}: leave it out, or "
+                f"use strong_view={views[0]}.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the exact last layer needs to know of each row of a batch."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,3 +30,28 @@ class HeadRows(NamedTuple):
     cross_entropy: tf.Tensor | None = None
     brier: tf.Tensor | None = None
     exact: bool = True
+
+
+def join(*rows: HeadRows) -> HeadRows:
+    """Rows of several losses, one after the other."""
+    tensors = zip(*(part[:3] for part in rows), strict=True)
+    return HeadRows(*(tf.concat(parts, 0) for parts in tensors), *joined_shares(*rows))
+
+
+def joined_shares(*rows: Any) -> tuple[tf.Tensor | None, tf.Tensor | None, bool]:
+    """`cross_entropy`, `brier` and `exact` of such rows, of anything with these and `logits`."""
+
+    def joined(name: str, default: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor | None:
+        shares = [getattr(part, name) for part in rows]
+        if all(share is None for share in shares):
+            return None
+        return tf.concat(
+            [
+                default(part.logits[:, 0]) if share is None else tf.cast(share, part.logits.dtype)
+                for share, part in zip(shares, rows, strict=True)
+            ],
+            0,
+        )
+
+    exact = all(part.exact for part in rows)
+    return joined("cross_entropy", tf.ones_like), joined("brier", tf.zeros_like), exact

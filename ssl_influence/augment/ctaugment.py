@@ -350,15 +350,3 @@ class CTAugment(tf.Module):
         near = tf.cast(proximity(probabilities, label), tf.float32)
         decay = self._config.ctaugment_decay
         self.rates.assign(updated_rates(self.rates, slots, near, decay=decay))
-
-    def table(self) -> dict[str, list[np.ndarray]]:
-        """Operation -> for each of its parameters, how often each bin is drawn (the highest 1)."""
-        shares = bin_probabilities(
-            self.rates,
-            decay=self._config.ctaugment_decay,
-            threshold=self._config.ctaugment_threshold,
-        ).numpy()
-        return {
-            row.name: [shares[_FIRST_ROW[i] + j, :bins] for j, bins in enumerate(row.bins)]
-            for i, row in enumerate(OPERATIONS)
-        }

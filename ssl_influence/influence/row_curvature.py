@@ -111,22 +111,7 @@ class Shares(NamedTuple):
     @classmethod
     def of(cls, *heads: head_rows.HeadRows) -> "Shares":
         """Those of the rows of several heads, one after the other."""
-
-        def joined(name, default):
-            parts = [getattr(head, name) for head in heads]
-            if all(part is None for part in parts):
-                return None
-            dtype = next(part.dtype for part in parts if part is not None)
-            filled = [
-                tf.fill([tf.shape(head.logits)[0]], tf.constant(default, dtype))
-                if part is None
-                else tf.cast(part, dtype)
-                for part, head in zip(parts, heads, strict=True)
-            ]
-            return tf.concat(filled, axis=0)
-
-        exact = all(head.exact for head in heads)
-        return cls(joined("cross_entropy", 1), joined("brier", 0), exact)
+        return cls(*head_rows.joined_shares(*heads))
 
     def weights(self, weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         """w_i and v_i, [n] each, of rows that are weighted by `weight` [n]."""

@@ -9,7 +9,7 @@ coefficients of labeled rows, of unlabeled rows, and the example weights, the ob
 Losses are computed in float32 at least: half-precision outputs of a model are cast first.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -288,7 +288,7 @@ def join_terms(terms: Mapping[str, Term]) -> dict[str, Any]:
         "unsupervised": tf.concat([part.loss for part in parts], 0),
         "unsupervised_coefficient": tf.concat([part.coefficient for part in parts], 0),
         "example_id": tf.concat([part.example_id for part in parts], 0),
-        "unlabeled_head": _join_rows([part.head for part in parts]),
+        "unlabeled_head": head_rows.join(*(part.head for part in parts)),
         "terms": {name: part.loss for name, part in terms.items()},
     }
 
@@ -305,11 +305,14 @@ def ramp_up(share: float, step: int | tf.Tensor, train_steps: int) -> tf.Tensor:
     return tf.minimum(tf.cast(step, tf.float32) / (share * train_steps), 1.0)
 
 
-def sharpen(p: tf.Tensor, temperature: float) -> tf.Tensor:
+def sharpen(log_p: tf.Tensor, temperature: float) -> tf.Tensor:
     """p^(1/T) along the last axis, scaled to a sum of 1; T = 1 gives p itself."""
-    # 0 has no logarithm; the smallest normal number is as good.
-    smallest = np.finfo(p.dtype.as_numpy_dtype).tiny
-    return tf.nn.softmax(tf.math.log(tf.maximum(p, smallest)) / temperature)
+    return tf.nn.softmax(log_p / temperature)
+
+
+def safe_log(p: tf.Tensor) -> tf.Tensor:
+    """The logarithm, of 0 that of the smallest normal number."""
+    return tf.math.log(tf.maximum(p, np.finfo(p.dtype.as_numpy_dtype).tiny))
 
 
 def step_seed(seed: int, step: int | tf.Tensor, purpose: int) -> tf.Tensor:
@@ -392,25 +395,6 @@ def _flat_rows(output: HeadOutput, gradient: tf.Tensor) -> head_rows.HeadRows:
 def _softmax_jacobian(p: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     """J v of each row, J = diag p - p p^T."""
     return p * (vector - tf.reduce_sum(p * vector, -1, keepdims=True))
-
-
-def _join_rows(rows: Sequence[head_rows.HeadRows]) -> head_rows.HeadRows:
-    def share(name, default):
-        values = [getattr(part, name) for part in rows]
-        if all(value is None for value in values):
-            return None
-        filled = [
-            default(part.logits[:, 0]) if value is None else value
-            for part, value in zip(rows, values, strict=True)
-        ]
-        return tf.concat(filled, 0)
-
-    return head_rows.HeadRows(
-        *(tf.concat(tensors, 0) for tensors in zip(*(part[:3] for part in rows), strict=True)),
-        cross_entropy=share("cross_entropy", tf.ones_like),
-        brier=share("brier", tf.zeros_like),
-        exact=all(part.exact for part in rows),
-    )
 
 
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:

@@ -51,7 +51,7 @@ class MixMatch:
         on_views = base.joint_forward(forward.constant, *views)
         predictions = [tf.nn.softmax(output.logits) for output in on_views]
         guess = tf.stop_gradient(
-            base.sharpen(tf.add_n(predictions) / len(predictions), self.temperature)
+            base.sharpen(base.safe_log(tf.add_n(predictions) / len(predictions)), self.temperature)
         )
         label = base.one_hot(labeled["label"], guess)
         mixed = mixing.mix(

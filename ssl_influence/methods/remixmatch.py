@@ -113,7 +113,9 @@ class ReMixMatch(base.StatefulMethod):
         views = [unlabeled[name] for name in self.views]
         (on_weak,) = base.joint_forward(forward.constant, views[0])
         prediction = tf.stop_gradient(tf.nn.softmax(on_weak.logits))
-        guess = tf.stop_gradient(base.sharpen(self._align(prediction), self._temperature))
+        guess = tf.stop_gradient(
+            base.sharpen(base.safe_log(self._align(prediction)), self._temperature)
+        )
         label = base.one_hot(labeled["label"], guess)
         mixed = mixing.mix(
             [labeled["inputs"], *views],

@@ -11,11 +11,6 @@ from ssl_influence.methods import base
 TSA_SCALE = 5.0
 
 
-def sharpen(logits: tf.Tensor, temperature: float) -> tf.Tensor:
-    """softmax(log p / T) with p = softmax(logits), along the last axis; T = 1 gives p itself."""
-    return tf.nn.softmax(tf.nn.log_softmax(logits) / temperature)
-
-
 def tsa_threshold(
     schedule: str, step: int | tf.Tensor, train_steps: int, num_classes: int
 ) -> tf.Tensor:
@@ -92,11 +87,12 @@ class UDA:
             forward, self.target_forward, labeled["inputs"], unlabeled["weak"], unlabeled["strong"]
         )
         highest = tf.reduce_max(tf.nn.softmax(on_weak.logits), -1)
+        target = tf.nn.log_softmax(on_weak.logits)
         output = base.one_row_each(
             on_labeled,
             labeled,
             unlabeled,
-            base.kl_divergence(on_strong, sharpen(on_weak.logits, self.temperature)),
+            base.kl_divergence(on_strong, base.sharpen(target, self.temperature)),
             weight=self.unsupervised_weight,
             mask=tf.cast(highest > self.confidence, highest.dtype),
             prediction=base.predicted_class(on_weak),

@@ -58,8 +58,8 @@ def train(model_dir, *arguments):
     return run("uda_cifar", *TINY, f"--model_dir={model_dir}", *arguments)
 
 
-def contents(model_dir):
-    """All that a finished run holds, timings aside."""
+def contents(model_dir, step=40):
+    """All that a run which ended at a step holds, timings aside."""
     reader = tf.train.load_checkpoint(str(model_dir / "checkpoints"))
     # How often a checkpoint was written is no part of the run.
     names = sorted(n for n in reader.get_variable_to_shape_map() if "save_counter" not in n)
@@ -68,15 +68,18 @@ def contents(model_dir):
         {name: value for name, value in row.items() if not name.startswith(("wall_s", "time/"))}
         for row in metrics.read_metrics(model_dir / "metrics.jsonl")
     ]
-    return tensors, rows, (model_dir / "weights" / "weights-40.csv").read_text()
+    return tensors, rows, (model_dir / "weights" / f"weights-{step}.csv").read_text()
+
+
+def assert_same_contents(a, b):
+    assert a[0].keys() == b[0].keys()
+    for name in a[0]:
+        assert a[0][name].tobytes() == b[0][name].tobytes(), name
+    assert a[1:] == b[1:]
 
 
 def assert_same_run(a, b):
-    tensors, others = contents(a)[0], contents(b)[0]
-    assert tensors.keys() == others.keys()
-    for name in tensors:
-        assert tensors[name].tobytes() == others[name].tobytes(), name
-    assert contents(a)[1:] == contents(b)[1:]
+    assert_same_contents(contents(a), contents(b))
 
 
 def assert_refused(result, *parts):
