@@ -36,6 +36,7 @@ _CHOICES = {
     "tsa": config_lib.TSA_SCHEDULES,
     "target_forward": config_lib.TARGET_FORWARDS,
     "normalization": config_lib.NORMALIZATIONS,
+    "on_bad_example": config_lib.ON_BAD_EXAMPLE,
 }
 
 # (flag, concern, field, description)
@@ -52,6 +53,66 @@ _TABLE = (
         "data",
         "data_dir",
         "Where TFDS datasets are or get prepared (default: TFDS's own).",
+    ),
+    (
+        "unlabeled_data",
+        "data",
+        "unlabeled_data",
+        "More data, as folder:/path or another source without an ending, whose examples are "
+        "unlabeled ones.",
+    ),
+    (
+        "validation_data",
+        "data",
+        "validation_data",
+        "Data that the validation examples are drawn from (default: the training part).",
+    ),
+    ("test_data", "data", "test_data", "Data that are tested on (default: the test part, if any)."),
+    (
+        "image_size",
+        "data",
+        "image_size",
+        "Side, or height,width, that images are scaled to, shorter side first, and cut to in the "
+        "middle (default: as they are, all of one size).",
+    ),
+    (
+        "image_channels",
+        "data",
+        "image_channels",
+        "1 makes images gray, 3 RGB (default: as they are, all alike).",
+    ),
+    ("text_column", "data", "text_column", "Column of a table that holds the texts."),
+    (
+        "image_column",
+        "data",
+        "image_column",
+        "Column of a table that holds the paths of images (feature of TFRecords).",
+    ),
+    (
+        "label_column",
+        "data",
+        "label_column",
+        "Column of a table (feature of TFRecords) that holds the labels, empty where unknown.",
+    ),
+    (
+        "columns",
+        "data",
+        "columns",
+        "Names of a table's columns if its first line is not a header, as id,rating,text.",
+    ),
+    (
+        "on_bad_example",
+        "data",
+        "on_bad_example",
+        "What to do about a file or row that cannot be read: end with an error that names it, or "
+        "skip and count it.",
+    ),
+    (
+        "max_memory_gb",
+        "data",
+        "max_memory_gb",
+        "Files of images are read ahead into memory if they take no more than this, in GiB; else "
+        "whenever they are needed.",
     ),
     (
         "unlabeled_includes_labeled",
@@ -84,6 +145,32 @@ _TABLE = (
         "data",
         "unlabeled_mismatch",
         "Share of the unlabeled examples outside --known_classes (default: all there are).",
+    ),
+    (
+        "unlabeled_classes",
+        "data",
+        "unlabeled_classes",
+        "Classes that unlabeled examples may be of, by the data's own numbers (default: all).",
+    ),
+    (
+        "balance",
+        "data",
+        "balance",
+        "Draw labeled and validation examples class by class, else from all alike.",
+    ),
+    ("labeled_ids", "data", "labeled_ids", "File of the labeled examples' ids, one a line."),
+    ("validation_ids", "data", "validation_ids", "File of the validation examples' ids."),
+    (
+        "unlabeled_ids",
+        "data",
+        "unlabeled_ids",
+        "File of the unlabeled examples' ids (default: all others).",
+    ),
+    (
+        "label_noise",
+        "data",
+        "label_noise",
+        "Share of the labeled examples that get a wrong label, for studies.",
     ),
     ("labeled_batch_size", "data", "labeled_batch_size", "Labeled examples a step."),
     ("unlabeled_batch_size", "data", "unlabeled_batch_size", "Unlabeled examples a step."),
@@ -276,6 +363,12 @@ _TABLE = (
     ),
     ("weight_init", "weights", "initial", "Example weight at the start."),
     (
+        "weights_from",
+        "weights",
+        "start_from",
+        "A weights-<step>.csv of another run on the same data, whose weights to start with.",
+    ),
+    (
         "weight_optimizer",
         "weights",
         "optimizer",
@@ -439,7 +532,8 @@ def to_config(
             except ValueError as error:
                 raise config_lib.ConfigError(f"{name}={text} cannot be: {error}.") from error
         if isinstance(value, list):
-            value = parse_numbers(name, value)
+            kind, _ = _field(concern, field)
+            value = tuple(value) if kind == tuple[str, ...] else parse_numbers(name, value)
         fields.setdefault(concern, {})[field] = value
     if overrides:
         raise config_lib.ConfigError(f"There is no setting {next(iter(overrides))!r}.")

@@ -19,7 +19,7 @@ import tf_keras as keras
 from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import pipeline as pipeline_lib, sources, splits
+from ssl_influence.data import examples, pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import base as methods_base, registry as methods
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import ranking
@@ -32,7 +32,7 @@ class Run:
     """A config with everything built from it; nothing is on disk yet."""
 
     config: config_lib.Config
-    source: sources.Source
+    source: examples.Source
     split: splits.Split
     manifest: dict
     pipeline: pipeline_lib.Pipeline
@@ -49,40 +49,30 @@ def build(config: config_lib.Config) -> Run:
     keras.utils.set_random_seed(config.train.seed)
     name = sources.parse_name(config.data.dataset)
     config = config.replace(data={"dataset": str(name)})
-    source = sources.load(name, config.data.data_dir)
-    if config.data.known_classes:
-        source = sources.restrict(source, config.data.known_classes)
-    num_classes = len(source.class_names)
     if name.validation < 1:
         raise config_lib.ConfigError(
             f"--dataset={config.data.dataset} leaves no validation example, by which weights are "
             "learned and runs judged: ask for at least 1."
         )
-    split = splits.make(
-        source.labels,
-        num_classes,
-        labeled=name.labels,
-        validation=name.validation,
-        seed=name.seed,
-        unlabeled_includes_labeled=config.data.unlabeled_includes_labeled,
-        validation_overlap=config.data.validation_overlap,
-        labeled_includes_validation=config.data.labeled_includes_validation,
-        strangers=source.strangers,
-        unlabeled_mismatch=config.data.unlabeled_mismatch,
-    )
+    source = sources.load(name, config.data)
+    allowed = sources.of_classes(source, config.data.unlabeled_classes)
+    if config.data.known_classes:
+        source = sources.restrict(source, config.data.known_classes)
+    split = splits.draw(source, name, config.data, allowed)
+    source = splits.with_label_noise(source, split, config.data.label_noise, name.seed)
     pipeline, trainer = assemble(config, source, split)
     return Run(
         config=config,
         source=source,
         split=split,
-        manifest=splits.manifest(split, name, source),
+        manifest=splits.manifest(split, name, source, config.data),
         pipeline=pipeline,
         trainer=trainer,
     )
 
 
 def assemble(
-    config: config_lib.Config, source: sources.Source, split: splits.Split
+    config: config_lib.Config, source: examples.Source, split: splits.Split
 ) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
     """The batches, and the trainer for them, of a dataset that was split."""
     num_classes, seed = len(source.class_names), config.train.seed
@@ -123,7 +113,11 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
       NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
     """
     model_dir = pathlib.Path(model_dir)
-    with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
+    with (
+        _claimed(model_dir, built, program),
+        _stop_requests() as stop_requested,
+        _reading(built.pipeline),
+    ):
         source = built.source
         roles = splits.describe(built.split, source.labels, source.class_names, source.strangers)
         print(roles, flush=True)
@@ -163,10 +157,13 @@ def evaluate(
     """
     model_dir = pathlib.Path(model_dir)
     every = built.config.train.checkpoint_every
-    with _results_claimed(model_dir / "eval", built, wait=follow_s is None):
+    with (
+        _results_claimed(model_dir / "eval", built, wait=follow_s is None),
+        _reading(built.pipeline),
+    ):
         batches = {
             split: built.pipeline.evaluation_batches(split, batch_size)
-            for split in ("test", "validation")
+            for split in evaluated_splits(built)
         }
         run = (built.trainer.model, built.trainer.ema, batches, model_dir)
         if follow_s is None:
@@ -189,6 +186,11 @@ def train_and_judge(
     """
     keras.backend.clear_session()
     built = build(config)
+    if not len(built.source.test_labels):
+        raise config_lib.ConfigError(
+            f"--dataset={config.data.dataset} has no test part, by which runs are compared: name "
+            "one by --test_data."
+        )
     if not train(built, model_dir, program):
         return None
     test = evaluate(built, model_dir)["test"]
@@ -242,6 +244,22 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
         rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
     files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def evaluated_splits(built: Run) -> tuple[str, ...]:
+    """What errors are measured on: test and validation; validation alone where there is no test."""
+    return ("test", "validation") if len(built.source.test_labels) else ("validation",)
+
+
+@contextmanager
+def _reading(pipeline: pipeline_lib.Pipeline) -> Iterator[None]:
+    """Raises what Python raised while it read an input, in place of TensorFlow's account of it."""
+    try:
+        yield
+    except tf.errors.OpError:
+        if pipeline.read_error is not None:
+            raise pipeline.read_error from None
+        raise
 
 
 @contextmanager

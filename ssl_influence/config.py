@@ -59,6 +59,7 @@ METHODS = {
     "fixmatch": {"confidence": 0.95, "unsupervised_weight": 1.0, "target_forward": "joint"},
     "supervised": {},
 }
+ON_BAD_EXAMPLE = ("error", "skip")
 STRONG_VIEWS = (
     "rand_augment",
     "rand_augment_fixmatch",
@@ -159,6 +160,19 @@ class DataConfig:
       dataset: `name.seed@labels-validation`, for example `cifar10.1@250-1024`; a bare name takes
         the source's own default ending.
       data_dir: where prepared datasets are (None: the reader's own default).
+      unlabeled_data, validation_data, test_data: sources, as in a dataset's name but without its
+        ending, whose examples are joined to the dataset: as unlabeled ones, as those that
+        validation examples are drawn from, and as those tested on.
+      image_size: (H, W) or (side,): images are scaled so that they cover it and cut to its middle;
+        () takes images as they are, all of one size.
+      image_channels: 1 makes images gray, 3 colored; None takes them as they are, all alike.
+      text_column, image_column, label_column: names of the columns of a table (or features of
+        TFRecords) that hold a text, the path of an image, or the label.
+      columns: names of a table's columns where its first line does not hold them; () where it does.
+      on_bad_example: "error" ends with the name of a file or row that cannot be read; "skip" leaves
+        such examples out and counts them.
+      max_memory_gb: files of images are read ahead into memory if they take no more, decoded, in
+        units of 2**30 bytes; else whenever they are needed.
       unlabeled_includes_labeled: the unlabeled role also holds the labeled examples (as in
         FixMatch).
       validation_overlap: labeled examples may also be validation examples (as in FixMatch).
@@ -169,17 +183,40 @@ class DataConfig:
         nobody.
       unlabeled_mismatch: share of the unlabeled examples that are of no known class; None keeps
         all there are.
+      unlabeled_classes: classes that unlabeled examples may be of, by number as the data have them
+        (before known_classes renumbers them); () takes all, those of unknown class included.
+      balance: labeled and validation examples are drawn class by class; else from all alike.
+      labeled_ids, validation_ids, unlabeled_ids: files that name the examples of a role, one id a
+        line; None draws them.
+      label_noise: share of the labeled examples that get a wrong label, for studies.
       labeled_batch_size, unlabeled_batch_size, validation_batch_size: B_l, B_u and B_v, in
         examples.
     """
 
     dataset: str = "digits.1@60-200"
     data_dir: str | None = None
+    unlabeled_data: str | None = None
+    validation_data: str | None = None
+    test_data: str | None = None
+    image_size: tuple[int, ...] = ()
+    image_channels: int | None = None
+    text_column: str = "text"
+    image_column: str = "image"
+    label_column: str = "label"
+    columns: tuple[str, ...] = ()
+    on_bad_example: str = "error"
+    max_memory_gb: float = 4.0
     unlabeled_includes_labeled: bool = False
     validation_overlap: bool = False
     labeled_includes_validation: bool = False
     known_classes: tuple[int, ...] = ()
     unlabeled_mismatch: float | None = None
+    unlabeled_classes: tuple[int, ...] = ()
+    balance: bool = True
+    labeled_ids: str | None = None
+    validation_ids: str | None = None
+    unlabeled_ids: str | None = None
+    label_noise: float = 0.0
     labeled_batch_size: int = 64
     unlabeled_batch_size: int = 320
     validation_batch_size: int = 320
@@ -187,6 +224,26 @@ class DataConfig:
     def __post_init__(self):
         for name in ("labeled_batch_size", "unlabeled_batch_size", "validation_batch_size"):
             _count(name, getattr(self, name), 1)
+        _require(
+            len(self.image_size) <= 2,
+            f"image_size={','.join(map(str, self.image_size))} must be a side or height,width.",
+        )
+        for side in self.image_size:
+            _count("image_size", side, 1)
+        if self.image_channels is not None:
+            _require(
+                self.image_channels in (1, 3),
+                f"image_channels={self.image_channels} must be 1 (gray) or 3 (RGB).",
+            )
+        _one_of("on_bad_example", self.on_bad_example, ON_BAD_EXAMPLE)
+        _at_least("max_memory_gb", self.max_memory_gb, 0)
+        _between("label_noise", self.label_noise, 0, 1)
+        _require(
+            len(set(self.unlabeled_classes)) == len(self.unlabeled_classes)
+            and min(self.unlabeled_classes, default=0) >= 0,
+            f"unlabeled_classes={','.join(map(str, self.unlabeled_classes))} must name different "
+            "classes by their numbers.",
+        )
         known = self.known_classes
         _require(
             not known or (len(set(known)) == len(known) >= 2 and min(known) >= 0),
@@ -464,6 +521,8 @@ class WeightConfig:
         in the series; the gradients of L_V and of each row are those of the present variables.
       unroll_step: their size; None is as for neumann_step.
       validation_batch_norm: BatchNorm on the validation batch: "inference" or "batch" statistics.
+      start_from: a weights-<step>.csv of a run on the same data, whose weights the unlabeled
+        examples start with; None starts all with `initial`.
     """
 
     weighting: str = "per_example"
@@ -489,6 +548,7 @@ class WeightConfig:
     unroll_steps: int = 20
     unroll_step: float | None = None
     validation_batch_norm: str = "inference"
+    start_from: str | None = None
 
     def __post_init__(self):
         _one_of("weighting", self.weighting, WEIGHTINGS)

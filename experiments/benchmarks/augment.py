@@ -87,12 +87,12 @@ def _images(config, repeats):
 def _training(config, repeats):
     from experiments import launch
     from experiments.benchmarks import steps
-    from ssl_influence.data import sources, splits
+    from ssl_influence.data import examples, splits
 
     rng, classes = np.random.default_rng(0), steps.NUM_CLASSES
     images = rng.integers(0, 256, [EXAMPLES, *steps.IMAGE_SHAPE], np.uint8)
     labels = (np.arange(EXAMPLES) % classes).astype(np.int32)
-    source = sources.Source(
+    source = examples.Source(
         name="noise",
         inputs=images,
         labels=labels,

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ssl_influence import config
 from ssl_influence.augment import ctaugment, per_image, policies
-from ssl_influence.data import sources, splits
+from ssl_influence.data import examples, rows, splits
 
 Batch = dict[str, dict[str, tf.Tensor]]
 
@@ -29,10 +29,32 @@ _TRAIN, _FRESH, _VALIDATION = range(3)
 _LABELED_ORDER, _UNLABELED_ORDER, _LABELED_VIEWS, _UNLABELED_VIEWS, _VALIDATION_ORDER = range(5)
 _PROBES = 5
 
+_MOMENT_IMAGES = 10_000
+
 # Batches that threads make at once where tf.data does not.
 _MADE_AHEAD = min(os.cpu_count() or 1, 8)
 
 _log = logging.getLogger(__name__)
+
+
+class _Reader:
+    """Inputs by id, in graphs: a gather in memory, or a call of Python where they are lazy."""
+
+    def __init__(self, inputs: rows.Rows):
+        self._inputs = inputs
+        self._held = tf.constant(inputs) if isinstance(inputs, np.ndarray) else None
+
+    def take(self, ids: tf.Tensor) -> tf.Tensor:
+        """Inputs [B, ...] of the ids [B]."""
+        if self._held is not None:
+            return tf.gather(self._held, ids)
+        read = tf.numpy_function(self._inputs.read, [ids], tf.uint8, stateful=False)
+        return tf.ensure_shape(read, [ids.shape[0], *self._inputs.shape[1:]])
+
+    @property
+    def error(self) -> Exception | None:
+        """What reading last failed with."""
+        return None if self._held is not None else self._inputs.error
 
 
 class Pipeline:
@@ -49,7 +71,7 @@ class Pipeline:
 
     def __init__(
         self,
-        source: sources.Source,
+        source: examples.Source,
         split: splits.Split,
         data_config: config.DataConfig,
         augment_config: config.AugmentConfig,
@@ -59,7 +81,7 @@ class Pipeline:
         labeled_view: str = "weak",
         augmenter: ctaugment.CTAugment | None = None,
     ):
-        """Puts the examples into memory, on the CPU.
+        """Puts examples that are in memory into TensorFlow's, on the CPU.
 
         Args:
           source: the examples.
@@ -119,15 +141,20 @@ class Pipeline:
         )
         # Eager tensors, which traced functions take by reference: no graph holds a copy of them.
         with tf.device("/cpu:0"):
-            self._inputs = tf.constant(source.inputs)
+            self._inputs = _Reader(source.inputs)
             self._labels = tf.constant(source.labels)
-            self._test_inputs = tf.constant(source.test_inputs)
+            self._test_inputs = _Reader(source.test_inputs)
             self._test_labels = tf.constant(source.test_labels)
             self._ids = {role: tf.constant(getattr(split, role), tf.int64) for role in splits.ROLES}
             self._seed = tf.constant([seed, 0], tf.int64)
         self._train = tf.function(functools.partial(self._training_batch, _TRAIN), autograph=False)
         self._fresh = tf.function(functools.partial(self._training_batch, _FRESH), autograph=False)
         self._validation = tf.function(self._validation_batch, autograph=False)
+
+    @property
+    def read_error(self) -> Exception | None:
+        """What reading lazy inputs last failed with; TensorFlow's error has but its text."""
+        return self._inputs.error or self._test_inputs.error
 
     def train_batch(self, step: int | tf.Tensor) -> Batch:
         """The training batch of a step; may be called in a tf.function and in tf.data.
@@ -284,9 +311,9 @@ class Pipeline:
         places = shuffled_places(self._ids[role].shape[0], batch_size, seed, step)
         return self._rows(tf.gather(self._ids[role], places), self._inputs, self._labels)
 
-    def _rows(self, ids: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _rows(self, ids: tf.Tensor, inputs: _Reader, labels: tf.Tensor) -> dict[str, tf.Tensor]:
         return {
-            "inputs": tf.gather(inputs, ids),
+            "inputs": inputs.take(ids),
             "label": tf.gather(labels, ids),
             "example_id": ids,
         }
@@ -373,12 +400,16 @@ def shuffled_places(size: int, batch_size: int, seed: tf.Tensor, step: tf.Tensor
     )
 
 
-def channel_moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels."""
+def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
+    """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels.
+
+    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
+    """
+    if not isinstance(images, np.ndarray) and len(images) > _MOMENT_IMAGES:
+        images = images.read(np.linspace(0, len(images) - 1, _MOMENT_IMAGES).astype(np.int64))
     channels = images.shape[-1]
     counts = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), 1024):  # bincount takes eight bytes a pixel.
-        part = images[start : start + 1024]
+    for part in rows.in_turn(images):  # bincount takes eight bytes a pixel.
         for c in range(channels):
             counts[c] += np.bincount(part[..., c].ravel(), minlength=256)
     total = counts.sum(axis=1)
@@ -388,7 +419,7 @@ def channel_moments(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.sqrt(variance)
 
 
-def _affine(images: np.ndarray, augment: config.AugmentConfig) -> tuple[np.ndarray, np.ndarray]:
+def _affine(images: rows.Rows, augment: config.AugmentConfig) -> tuple[np.ndarray, np.ndarray]:
     """(scale [C], offset [C]), float32, with which `policies.normalize` is scale * image + offset.
 
     A division by a constant becomes a product with the rounded reciprocal in some graphs but not in

@@ -1,7 +1,8 @@
 """Which training example plays which role: labeled, validation or unlabeled.
 
-A split is a function of the labels, the sizes, the seed and two flags, nothing else. It is written
-down as a manifest beside the checkpoints, so that a run is only resumed on the data it began with.
+A split is a function of the labels, the sizes, the seed and a few settings, nothing else. It is
+written down as a manifest beside the checkpoints, so that a run is only resumed on the data it
+began with.
 """
 
 import dataclasses
@@ -9,27 +10,36 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ssl_influence import config, files
-from ssl_influence.data import sources
+from ssl_influence.data import examples, names, rows
 
 ROLES = ("labeled", "validation", "unlabeled")
+
+# Settings that a manifest holds under their own names.
+_SETTINGS = (
+    "unlabeled_includes_labeled",
+    "validation_overlap",
+    "labeled_includes_validation",
+    "unlabeled_mismatch",
+    "balance",
+    "label_noise",
+)
+
+_NOISE = 1  # The stream of random numbers of the wrong labels, beside the seed's own.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """The ids of each role, sorted int64 [n_role], and the flags they were drawn under."""
+    """The ids of each role, sorted int64 [n_role]."""
 
     labeled: np.ndarray
     validation: np.ndarray
     unlabeled: np.ndarray
-    unlabeled_includes_labeled: bool = False
-    validation_overlap: bool = False
-    labeled_includes_validation: bool = False
-    unlabeled_mismatch: float | None = None
 
     @property
     def overlaps(self) -> dict[tuple[str, str], int]:
@@ -39,6 +49,46 @@ class Split:
             for i, a in enumerate(ROLES)
             for b in ROLES[i + 1 :]
         }
+
+
+def draw(
+    source: examples.Source,
+    name: names.DatasetName,
+    settings: config.DataConfig,
+    allowed: np.ndarray | None = None,
+) -> Split:
+    """The roles of a source's examples, as its name and the settings say; see `make`.
+
+    Args:
+      source: the examples.
+      name: gives the sizes and the seed.
+      settings: give the rest.
+      allowed: bool [n], rows that may be unlabeled examples; None: all.
+
+    Raises:
+      ConfigError: the split cannot be had, or a file of ids cannot be read.
+    """
+    return make(
+        source.labels,
+        source.num_classes,
+        labeled=name.labels,
+        validation=name.validation,
+        seed=name.seed,
+        unlabeled_includes_labeled=settings.unlabeled_includes_labeled,
+        validation_overlap=settings.validation_overlap,
+        labeled_includes_validation=settings.labeled_includes_validation,
+        strangers=source.strangers,
+        unlabeled_mismatch=settings.unlabeled_mismatch,
+        balance=settings.balance,
+        parts=source.parts,
+        allowed=allowed,
+        chosen={
+            role: read_ids(path)
+            for role in ROLES
+            if (path := getattr(settings, f"{role}_ids")) is not None
+        },
+        class_names=source.class_names,
+    )
 
 
 def make(
@@ -53,6 +103,11 @@ def make(
     labeled_includes_validation: bool = False,
     strangers: np.ndarray | None = None,
     unlabeled_mismatch: float | None = None,
+    balance: bool = True,
+    parts: np.ndarray | None = None,
+    allowed: np.ndarray | None = None,
+    chosen: Mapping[str, np.ndarray] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Split:
     """Draws the roles.
 
@@ -61,10 +116,12 @@ def make(
     and do not depend on the number of validation examples.
 
     Validation: balanced over the classes as well, as far as they have examples left; a class that
-    runs out is made up for by the others.
+    runs out is made up for by the others. If there are rows of the part "validation", they are
+    drawn from these alone.
 
-    Unlabeled: all other rows, those of unknown label (-1) included. With `unlabeled_mismatch`, as
-    many of them as can be had with that share of strangers; rows left over have no role.
+    Unlabeled: all other rows, those of unknown label (-1) included, but for those of the part
+    "validation". With `unlabeled_mismatch`, as many of them as can be had with that share of
+    strangers; rows left over have no role.
 
     With `validation_overlap` the published FixMatch code is followed: the validation examples are
     the first rows of a class-balanced order that is the same for every seed, and labeled examples
@@ -87,60 +144,206 @@ def make(
       labeled_includes_validation: the validation examples are labeled examples too.
       strangers: bool [n], rows that are of no class of the task; needed for `unlabeled_mismatch`.
       unlabeled_mismatch: share of strangers among the unlabeled examples; None keeps all rows.
+      balance: if false, labeled and validation examples are drawn from all alike, whatever their
+        class, so that a class may have none.
+      parts: int [n], see `examples.Source`; None: all rows are of the part "train".
+      allowed: bool [n], rows that may be unlabeled examples; None: all.
+      chosen: role -> its ids, int64, which are then not drawn. Unlabeled ids may be labeled ones
+        only with `unlabeled_includes_labeled`, validation ids only with `validation_overlap`.
+      class_names: for messages; None: numbers.
 
     Raises:
-      ConfigError: the data do not hold that many examples, or a class that many labeled ones.
+      ConfigError: the data do not hold that many examples, or a class that many labeled ones;
+        chosen ids are not of the data, of no known class, doubled, not as many as asked for, or of
+        two roles.
     """
-    labels = np.asarray(labels)
-    known = int(np.count_nonzero(labels >= 0))
-    needed = max(labeled, validation) if validation_overlap else labeled + validation
-    if needed > known:
-        raise config.ConfigError(
-            f"The split takes {labeled} labeled and {validation} validation examples, but only "
-            f"{known} of the {len(labels)} training examples have a label: ask for fewer."
-        )
-    if labeled < num_classes:
+    labels, chosen = np.asarray(labels), dict(chosen or {})
+    is_part = {
+        part: np.full(len(labels), part == examples.TRAIN) if parts is None else parts == index
+        for index, part in enumerate(examples.PARTS)
+    }
+    for role, ids in chosen.items():
+        size = {"labeled": labeled, "validation": validation}.get(role)
+        _check_chosen(role, ids, labels, size)
+    # Labels of the rows that may play a role; the others count as unknown.
+    taken = _among(chosen.get("validation", ()), labels)
+    if not unlabeled_includes_labeled:
+        taken |= _among(chosen.get("unlabeled", ()), labels)
+    if validation_overlap:
+        taken[:] = False
+    own = is_part[examples.VALIDATION].any()
+    to_learn = np.where(is_part[examples.TRAIN] & ~taken, labels, -1)
+    to_validate = np.where(is_part[examples.VALIDATION if own else examples.TRAIN], labels, -1)
+    to_validate[_among(chosen.get("unlabeled", ()), labels)] = -1
+
+    _check_sizes(labels, to_learn, to_validate, labeled, validation, chosen, validation_overlap)
+    if balance and labeled < num_classes and "labeled" not in chosen:
         raise config.ConfigError(
             f"{labeled} labeled examples for {num_classes} classes leave a labeled class with no "
             f"example: ask for at least {num_classes}."
         )
     random = np.random.Generator(np.random.PCG64(seed))
     class_order, row_order = random.permutation(num_classes), random.permutation(len(labels))
-    _check_classes(labels, class_order, labeled)
-    labeled_ids = _balanced_order(labels, class_order, row_order)[:labeled]
+    order = _balanced_order if balance else _known_order
+    if "labeled" in chosen:
+        labeled_ids = chosen["labeled"]
+    else:
+        if balance:
+            _check_classes(to_learn, class_order, labeled, class_names)
+        labeled_ids = order(to_learn, class_order, row_order)[:labeled]
 
-    if validation_overlap:
-        in_turn = _balanced_order(labels, np.arange(num_classes), np.arange(len(labels)))
+    if "validation" in chosen:
+        validation_ids = chosen["validation"]
+    elif validation_overlap:
+        in_turn = order(to_validate, np.arange(num_classes), np.arange(len(labels)))
         validation_ids = in_turn[:validation]
     else:
         class_order, row_order = random.permutation(num_classes), random.permutation(len(labels))
-        left = row_order[~np.isin(row_order, labeled_ids)]
-        validation_ids = _balanced_order(labels, class_order, left)[:validation]
+        left = row_order[~_among(labeled_ids, labels)[row_order]]
+        validation_ids = order(to_validate, class_order, left)[:validation]
 
-    is_unlabeled = np.ones(len(labels), bool)
-    is_unlabeled[validation_ids] = False
-    if not unlabeled_includes_labeled:
-        is_unlabeled[labeled_ids] = False
+    if "unlabeled" in chosen:
+        is_unlabeled = _among(chosen["unlabeled"], labels)
+    else:
+        is_unlabeled = ~is_part[examples.VALIDATION]
+        if allowed is not None:
+            is_unlabeled &= allowed
+        is_unlabeled[validation_ids] = False
+        if not unlabeled_includes_labeled:
+            is_unlabeled[labeled_ids] = False
     if unlabeled_mismatch is not None:
         if strangers is None:
             raise config.ConfigError(
                 f"unlabeled_mismatch={unlabeled_mismatch} needs examples outside the task: name "
                 "the task's classes by known_classes."
             )
-        order = random.permutation(len(labels))
-        kept = _with_share(order[is_unlabeled[order]], strangers, unlabeled_mismatch)
-        is_unlabeled = np.isin(np.arange(len(labels)), kept)
-    if labeled_includes_validation:
-        labeled_ids = np.union1d(labeled_ids, validation_ids)
-    return Split(
+        row_order = random.permutation(len(labels))
+        kept = _with_share(row_order[is_unlabeled[row_order]], strangers, unlabeled_mismatch)
+        is_unlabeled = _among(kept, labels)
+    split = Split(
         labeled=np.sort(labeled_ids).astype(np.int64),
         validation=np.sort(validation_ids).astype(np.int64),
         unlabeled=np.flatnonzero(is_unlabeled).astype(np.int64),
-        unlabeled_includes_labeled=unlabeled_includes_labeled,
-        validation_overlap=validation_overlap,
-        labeled_includes_validation=labeled_includes_validation,
-        unlabeled_mismatch=unlabeled_mismatch,
     )
+    _check_overlaps(split, unlabeled_includes_labeled, validation_overlap)
+    if labeled_includes_validation:
+        both = np.union1d(split.labeled, split.validation)
+        split = dataclasses.replace(split, labeled=both)
+    return split
+
+
+def read_ids(path: str | os.PathLike) -> np.ndarray:
+    """Ids, int64, from a text file with one a line; empty lines and what follows a # are left out.
+
+    Raises:
+      ConfigError: the file cannot be read, holds no id, or a line is none; names the line.
+    """
+    path = pathlib.Path(path).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise config.ConfigError(f"The ids in {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise config.ConfigError(f"{path} is not a text of ids, one a line.") from error
+    ids = []
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if text and not (text.isascii() and text.isdigit() and len(text) < 19):
+            raise config.ConfigError(
+                f"{path} line {number}: {text!r} is no id; one whole number a line is expected."
+            )
+        if text:
+            ids.append(int(text))
+    if not ids:
+        raise config.ConfigError(f"{path} holds no id.")
+    return np.array(ids, np.int64)
+
+
+def with_label_noise(
+    source: examples.Source, split: Split, share: float, seed: int
+) -> examples.Source:
+    """The source with a share of the labeled examples labeled as another class, all equally likely.
+
+    round(share * labeled) of them are drawn by the seed; the rest of the data, validation examples
+    that are labeled ones too included, is left alone.
+    """
+    ids = np.setdiff1d(split.labeled, split.validation)
+    random = np.random.Generator(np.random.PCG64([seed, _NOISE]))
+    wrong = random.permutation(ids)[: round(share * len(ids))]
+    if not len(wrong):
+        return source
+    labels = source.labels.copy()
+    shift = random.integers(1, source.num_classes, len(wrong))
+    labels[wrong] = (labels[wrong] + shift) % source.num_classes
+    return dataclasses.replace(source, labels=labels)
+
+
+def _among(ids: Sequence[int] | np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The rows, bool [n], that `ids` name."""
+    marked = np.zeros(len(labels), bool)
+    marked[np.asarray(ids, np.int64)] = True
+    return marked
+
+
+def _check_chosen(role: str, ids: np.ndarray, labels: np.ndarray, size: int | None) -> None:
+    if size is not None and len(ids) != size:
+        raise config.ConfigError(
+            f"{role}_ids names {len(ids)} examples, and the dataset's name asks for {size}: write "
+            f"{len(ids)} there."
+        )
+    if len(outside := ids[ids >= len(labels)]):
+        raise config.ConfigError(
+            f"{role}_ids names the id {outside[0]}, and there are {len(labels)} examples, from 0."
+        )
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) < len(ids):
+        raise config.ConfigError(
+            f"{role}_ids names the id {unique[counts > 1][0]} {counts.max()} times: once is enough."
+        )
+    if size is not None and len(unknown := ids[labels[ids] < 0]):
+        raise config.ConfigError(f"{role}_ids names the id {unknown[0]}, which has no label.")
+
+
+def _check_sizes(
+    labels: np.ndarray,
+    to_learn: np.ndarray,
+    to_validate: np.ndarray,
+    labeled: int,
+    validation: int,
+    chosen: Mapping[str, np.ndarray],
+    overlap: bool,
+) -> None:
+    """Raises ConfigError if there are fewer examples of known label than are to be drawn."""
+    drawn = (labeled if "labeled" not in chosen else 0, validation * ("validation" not in chosen))
+    counts = [np.count_nonzero(part >= 0) for part in (to_learn, to_validate)]
+    either = np.count_nonzero((to_learn >= 0) | (to_validate >= 0))
+    needed = max(drawn) if overlap else sum(drawn)
+    if needed > either or drawn[0] > counts[0] or drawn[1] > counts[1]:
+        raise config.ConfigError(
+            f"The split takes {labeled} labeled and {validation} validation examples, but only "
+            f"{either} of the {len(labels)} training examples have a label"
+            + (
+                f" ({counts[0]} for training, {counts[1]} for validation)"
+                if either != counts[0]
+                else ""
+            )
+            + ": ask for fewer."
+        )
+
+
+def _check_overlaps(split: Split, includes_labeled: bool, validation_overlap: bool) -> None:
+    """Raises ConfigError if chosen ids are of two roles that are not said to overlap."""
+    for (a, b), allowed, remedy in (
+        (("labeled", "validation"), validation_overlap, "allow it by validation_overlap"),
+        (("labeled", "unlabeled"), includes_labeled, "allow it by unlabeled_includes_labeled"),
+        (("validation", "unlabeled"), False, "take it out of one"),
+    ):
+        shared = np.intersect1d(getattr(split, a), getattr(split, b))
+        if len(shared) and not allowed:
+            raise config.ConfigError(
+                f"{len(shared)} examples are both {a} and {b}, the first with id {shared[0]}: "
+                f"{remedy}."
+            )
 
 
 def _with_share(rows: np.ndarray, marked: np.ndarray, share: float) -> np.ndarray:
@@ -164,7 +367,9 @@ def _with_share(rows: np.ndarray, marked: np.ndarray, share: float) -> np.ndarra
     return np.concatenate(kept)
 
 
-def _check_classes(labels: np.ndarray, class_order: np.ndarray, labeled: int) -> None:
+def _check_classes(
+    labels: np.ndarray, class_order: np.ndarray, labeled: int, class_names: Sequence[str] | None
+) -> None:
     """Raises ConfigError if a class has fewer examples than a balanced draw takes of it."""
     num_classes = len(class_order)
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)
@@ -172,7 +377,8 @@ def _check_classes(labels: np.ndarray, class_order: np.ndarray, labeled: int) ->
     taken[class_order[: labeled % num_classes]] += 1
     for c in np.flatnonzero(counts < taken):
         raise config.ConfigError(
-            f"{labeled} labeled examples take {taken[c]} of class {c}, which has only {counts[c]}"
+            f"{labeled} labeled examples take {taken[c]} of class "
+            f"{c if class_names is None else repr(class_names[c])}, which has only {counts[c]}"
             + (": a labeled class with no example." if counts[c] == 0 else ": ask for fewer.")
         )
 
@@ -193,6 +399,11 @@ def _balanced_order(
         rows = np.flatnonzero(row_labels == c)
         turn[rows] = np.arange(len(rows))
     return row_order[np.lexsort((place[row_labels], turn))]
+
+
+def _known_order(labels: np.ndarray, class_order: np.ndarray, row_order: np.ndarray) -> np.ndarray:
+    """The labeled rows of `row_order`."""
+    return row_order[labels[row_order] >= 0]
 
 
 def describe(
@@ -226,16 +437,6 @@ def describe(
     return "\n".join([*lines, "in both: " + ", ".join(overlaps)])
 
 
-def _digest(*arrays: np.ndarray) -> str:
-    """sha256 over shape, type and little-endian bytes of the arrays in turn."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(array.data if array.size else b"")
-    return digest.hexdigest()
-
-
 def _seal(contents: dict[str, Any]) -> str:
     """sha256 over a canonical form of a manifest without its own `sha256`."""
     body = {key: value for key, value in contents.items() if key != "sha256"}
@@ -243,21 +444,27 @@ def _seal(contents: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def manifest(split: Split, name: sources.DatasetName, source: sources.Source) -> dict[str, Any]:
-    """All that identifies a split, as JSON values: dataset, seed, flags, digests of the data, ids.
+def manifest(
+    split: Split,
+    name: names.DatasetName,
+    source: examples.Source,
+    settings: config.DataConfig | None = None,
+) -> dict[str, Any]:
+    """All that identifies a split, as JSON values: dataset, seed, settings, digests of data, ids.
 
-    `inputs_sha256` and `labels_sha256` cover the training and the test part; `sha256` covers the
-    rest of the manifest, these two included.
+    `inputs_sha256` and `labels_sha256` cover the training and the test part (of files that are read
+    when needed: their names and sizes); `sha256` covers the rest of the manifest, these two
+    included.
     """
+    settings = settings or config.DataConfig()
     contents = {
         "dataset": str(name),
         "seed": name.seed,
-        "unlabeled_includes_labeled": split.unlabeled_includes_labeled,
-        "validation_overlap": split.validation_overlap,
-        "labeled_includes_validation": split.labeled_includes_validation,
-        "unlabeled_mismatch": split.unlabeled_mismatch,
-        "inputs_sha256": _digest(source.inputs, source.test_inputs),
-        "labels_sha256": _digest(source.labels, source.test_labels),
+        "class_names": list(source.class_names),
+        **{key: getattr(settings, key) for key in _SETTINGS},
+        "unlabeled_classes": list(settings.unlabeled_classes),
+        "inputs_sha256": rows.digest(source.inputs, source.test_inputs),
+        "labels_sha256": rows.digest(source.labels, source.test_labels),
         **{role: getattr(split, role).tolist() for role in ROLES},
     }
     return {**contents, "sha256": _seal(contents)}
@@ -290,30 +497,28 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     return contents
 
 
-def check(manifest_old: dict[str, Any], manifest_new: dict[str, Any]) -> None:
+def check(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError, naming what differs, unless both manifests describe the same split."""
+    default = {field.name: field.default for field in dataclasses.fields(config.DataConfig)}
+    # What a manifest was written without, before there was such a setting, it has as by default.
+    values = [(key, old.get(key, default.get(key)), new[key]) for key in ("dataset", *_SETTINGS)]
     differences = [
-        f"{key} was {manifest_old.get(key, default)!r} and is now {manifest_new.get(key)!r}"
-        for key, default in (
-            ("dataset", None),
-            ("unlabeled_includes_labeled", None),
-            ("validation_overlap", None),
-            # Not in the first manifests, which were written before there was such a setting.
-            ("labeled_includes_validation", False),
-            ("unlabeled_mismatch", None),
+        f"{key} was {before!r} and is now {after!r}"
+        for key, before, after in (
+            *values,
+            ("class_names", old.get("class_names", new["class_names"]), new["class_names"]),
+            ("unlabeled_classes", old.get("unlabeled_classes", []), new["unlabeled_classes"]),
         )
-        if manifest_old.get(key, default) != manifest_new.get(key)
+        if before != after
     ]
     differences += [
         f"the {part} of the data have changed"
         for part in ("inputs", "labels")
-        if manifest_old.get(f"{part}_sha256") != manifest_new.get(f"{part}_sha256")
+        if old.get(f"{part}_sha256") != new.get(f"{part}_sha256")
     ]
     if not differences:
         differences = [
-            f"other examples are {role}"
-            for role in ROLES
-            if manifest_old.get(role) != manifest_new.get(role)
+            f"other examples are {role}" for role in ROLES if old.get(role) != new.get(role)
         ]
     if differences:
         raise config.ConfigError(

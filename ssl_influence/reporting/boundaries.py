@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssl_influence import checkpoints, config, files
-from ssl_influence.data import sources, splits
+from ssl_influence.data import examples, splits
 from ssl_influence.reporting import figures
 
 # The palette of Okabe and Ito, which the paper takes as well: told apart by the colorblind.
@@ -105,7 +105,7 @@ class History:
 
 def read(
     title: str,
-    source: sources.Source,
+    source: examples.Source,
     split: splits.Split,
     side: Callable[[np.ndarray], np.ndarray],
     model: keras.Model,

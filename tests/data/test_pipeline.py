@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ssl_influence import config
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import pipeline, sources, splits
+from ssl_influence.data import examples, pipeline, sources, splits
 
 SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validation_batch_size=5)
 
@@ -18,7 +18,7 @@ def _images(n=60, channels=3, size=8, classes=3):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (n, size, size, channels), np.uint8)
     labels = (np.arange(n) % classes).astype(np.int32)
-    return sources.Source(
+    return examples.Source(
         "mine", images, labels, images[:23], labels[:23], [str(c) for c in range(classes)], False
     )
 

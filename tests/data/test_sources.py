@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from ssl_influence import config
-from ssl_influence.data import sources, synthetic
+from ssl_influence.data import examples, names, sources, synthetic
 
 
 def test_a_full_name_is_parsed_into_its_parts_and_printed_back():
     name = sources.parse_name("cifar10.1@250-1024")
-    assert name == sources.DatasetName("cifar10", 1, 250, 1024)
+    assert name == names.DatasetName("cifar10", 1, 250, 1024)
     assert str(name) == "cifar10.1@250-1024"
 
 
@@ -17,7 +17,7 @@ def test_a_full_name_is_parsed_into_its_parts_and_printed_back():
     "source", ["/data/v1.2/my.images", "a.7@3-4", "corpus@home", "folder with space/x-1"]
 )
 def test_a_name_is_parsed_from_the_right_so_that_sources_may_hold_any_character(source):
-    assert sources.parse_name(source + ".3@40-0") == sources.DatasetName(source, 3, 40, 0)
+    assert sources.parse_name(source + ".3@40-0") == names.DatasetName(source, 3, 40, 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_tfds_images_come_in_a_fixed_order_with_labels_beside_them(source, flip,
 
     name = sources.parse_name(source)
     with tfds.testing.mock_data(num_examples=200):
-        data = sources.load(name, str(tmp_path))
+        data = sources.load(name, config.DataConfig(data_dir=str(tmp_path)))
         expected = [
             (example["image"], example["label"])
             for example in tfds.as_numpy(tfds.load(source, split="train", data_dir=str(tmp_path)))
@@ -161,7 +161,7 @@ def test_a_failed_download_is_one_line_with_the_folder_and_the_remedy(
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
     with pytest.raises(config.ConfigError, match=says) as caught:
-        sources.load(sources.parse_name("cifar10"), str(tmp_path))
+        sources.load(sources.parse_name("cifar10"), config.DataConfig(data_dir=str(tmp_path)))
     assert "\n" not in str(caught.value) and "cifar10.1@250-1024" in str(caught.value)
     if isinstance(error, OSError):
         assert str(tmp_path) in str(caught.value)
@@ -186,6 +186,6 @@ def test_arrays_that_do_not_fit_together_are_refused(change, says):
         "class_names": ["a", "b"],
         "flip": False,
     }
-    assert sources.Source(**fields).num_classes == 2
+    assert examples.Source(**fields).num_classes == 2
     with pytest.raises(config.ConfigError, match=says):
-        sources.Source(**{**fields, **change})
+        examples.Source(**{**fields, **change})

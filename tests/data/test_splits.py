@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ssl_influence import config
-from ssl_influence.data import sources, splits
+from ssl_influence.data import examples, names, splits
 
 UNEVEN = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [100, 120, 83]))
 FLAGS = [(a, b) for a in (False, True) for b in (False, True)]
@@ -167,9 +167,10 @@ def _manifest(seed=1, change=None, **flags):
         inputs[5, 1] += 1
     if change == "labels":
         labels[5] = (labels[5] + 1) % 3
-    source = sources.Source("mine", inputs, labels, inputs[:9], labels[:9], ["a", "b", "c"], False)
+    source = examples.Source("mine", inputs, labels, inputs[:9], labels[:9], ["a", "b", "c"], False)
     split = _make(labels, seed=seed, **flags)
-    return splits.manifest(split, sources.DatasetName("mine", seed, 10, 40), source), split
+    name = names.DatasetName("mine", seed, 10, 40)
+    return splits.manifest(split, name, source, config.DataConfig(**flags)), split
 
 
 def test_a_manifest_survives_the_disk_and_leaves_no_other_file(tmp_path):

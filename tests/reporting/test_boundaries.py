@@ -6,7 +6,7 @@ import tf_keras as keras
 from PIL import Image
 
 from ssl_influence import checkpoints, config
-from ssl_influence.data import sources, splits
+from ssl_influence.data import examples, splits
 from ssl_influence.reporting import boundaries
 
 RANDOM = np.random.default_rng(0)
@@ -21,7 +21,7 @@ def side(points):
 
 @pytest.fixture(scope="module")
 def source():
-    return sources.Source(
+    return examples.Source(
         name="halves",
         inputs=TRAIN,
         labels=(side(TRAIN) > 0).astype(np.int32),
