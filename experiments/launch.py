@@ -19,7 +19,7 @@ import tf_keras as keras
 from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import examples, pipeline as pipeline_lib, sources, splits
+from ssl_influence.data import examples, inputs, names, pipeline as pipeline_lib, sources, splits
 from ssl_influence.methods import base as methods_base, registry as methods
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import ranking
@@ -47,6 +47,26 @@ def build(config: config_lib.Config) -> Run:
     """
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.train.seed)
+    source, split, name, config = load_data(config)
+    pipeline, trainer = assemble(config, source, split)
+    return Run(
+        config=config,
+        source=source,
+        split=split,
+        manifest=splits.manifest(split, name, source, config.data),
+        pipeline=pipeline,
+        trainer=trainer,
+    )
+
+
+def load_data(
+    config: config_lib.Config,
+) -> tuple[examples.Source, splits.Split, names.DatasetName, config_lib.Config]:
+    """The examples, their roles, the dataset's name in parts, and the config with it in full.
+
+    Raises:
+      ConfigError: dataset or split cannot be had as the config says.
+    """
     name = sources.parse_name(config.data.dataset)
     config = config.replace(data={"dataset": str(name)})
     if name.validation < 1:
@@ -60,15 +80,7 @@ def build(config: config_lib.Config) -> Run:
         source = sources.restrict(source, config.data.known_classes)
     split = splits.draw(source, name, config.data, allowed)
     source = splits.with_label_noise(source, split, config.data.label_noise, name.seed)
-    pipeline, trainer = assemble(config, source, split)
-    return Run(
-        config=config,
-        source=source,
-        split=split,
-        manifest=splits.manifest(split, name, source, config.data),
-        pipeline=pipeline,
-        trainer=trainer,
-    )
+    return source, split, name, config
 
 
 def assemble(
@@ -359,6 +371,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         _lock(lock, wait=False)
         files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
         splits.write(built.manifest, manifest)
+        inputs.write(built.pipeline.spec, model_dir / "inputs.json")
     except BlockingIOError as error:
         raise config_lib.ConfigError(
             f"Another process trains in {model_dir}: wait for it, or name another."

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ssl_influence import config
 from ssl_influence.augment import ctaugment, per_image, policies
-from ssl_influence.data import examples, rows, splits
+from ssl_influence.data import examples, inputs as inputs_lib, rows, splits
 
 Batch = dict[str, dict[str, tf.Tensor]]
 
@@ -28,8 +28,6 @@ Batch = dict[str, dict[str, tf.Tensor]]
 _TRAIN, _FRESH, _VALIDATION = range(3)
 _LABELED_ORDER, _UNLABELED_ORDER, _LABELED_VIEWS, _UNLABELED_VIEWS, _VALIDATION_ORDER = range(5)
 _PROBES = 5
-
-_MOMENT_IMAGES = 10_000
 
 # Batches that threads make at once where tf.data does not.
 _MADE_AHEAD = min(os.cpu_count() or 1, 8)
@@ -64,6 +62,7 @@ class Pipeline:
     unlabeled or validation role smaller than its batch is the whole batch: see the attributes.
 
     Attributes:
+      spec: what the model takes.
       labeled_batch_size: B_l.
       unlabeled_batch_size: B_u, at most the number of unlabeled examples.
       validation_batch_size: B_v, at most the number of validation examples.
@@ -109,6 +108,7 @@ class Pipeline:
                 "ask for fewer of these."
             )
         self._is_image = source.is_image
+        self.spec = inputs_lib.of(source, augment_config)
         self._flip = source.flip
         self._augment = augment_config
         self._views = tuple(views)
@@ -126,10 +126,8 @@ class Pipeline:
         if source.is_image:
             if augment_config.shift is not None:
                 per_image.check_shift(augment_config.shift, *source.inputs.shape[1:3])
-            self._scale, self._offset = _affine(source.inputs, augment_config)
             # Cutout and pixels from outside are 0 after normalization, as in UDA's code.
-            zero = np.broadcast_to(np.round(-self._offset / self._scale), source.inputs.shape[-1:])
-            self._fill = tuple(zero.astype(int).tolist())
+            self._fill = self.spec.zero_level
         self._test_size = len(source.test_labels)
         self._validation_size = len(split.validation)
         self.labeled_batch_size = data_config.labeled_batch_size
@@ -252,7 +250,7 @@ class Pipeline:
                 rows = self._rows(place, self._test_inputs, self._test_labels)
             else:
                 rows = self._rows(tf.gather(self._ids[role], place), self._inputs, self._labels)
-            rows["inputs"] = self._normalize(rows["inputs"])
+            rows["inputs"] = self.spec.normalize(rows["inputs"])
             filled = {
                 name: tf.where(_expand(mask, value), value, tf.zeros_like(value))
                 for name, value in rows.items()
@@ -295,14 +293,14 @@ class Pipeline:
     def _probe(self, images: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         flip, shift = policies.weak_settings(self._augment, self._flip, images.shape[1])
         probes, slots = ctaugment.probe(images, seed, self._augment, flip=flip, shift=shift)
-        return self._normalize(probes), slots
+        return self.spec.normalize(probes), slots
 
     def _validation_batch(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
         with tf.device("/cpu:0"):
             rows = self._draw(
                 "validation", self.validation_batch_size, _VALIDATION, _VALIDATION_ORDER, step
             )
-            return {**rows, "inputs": self._normalize(rows["inputs"])}
+            return {**rows, "inputs": self.spec.normalize(rows["inputs"])}
 
     def _draw(
         self, role: str, batch_size: int, stream: int, purpose: int, step: tf.Tensor
@@ -330,12 +328,7 @@ class Pipeline:
         made = policies.views(
             inputs, seed, names, self._augment, self._flip, fill=self._fill, rates=rates
         )
-        return {name: self._normalize(view) for name, view in made.items()}
-
-    def _normalize(self, inputs: tf.Tensor) -> tf.Tensor:
-        if not self._is_image:
-            return inputs
-        return tf.cast(inputs, tf.float32) * self._scale + self._offset
+        return {name: self.spec.normalize(view) for name, view in made.items()}
 
     def _stream_seed(self, stream: int, purpose: int, step: tf.Tensor | None = None) -> tf.Tensor:
         seed = _fold_in(_fold_in(self._seed, stream), purpose)
@@ -398,39 +391,6 @@ def shuffled_places(size: int, batch_size: int, seed: tf.Tensor, step: tf.Tensor
         max_index=tf.constant(size - 1, tf.int64),
         rounds=4,
     )
-
-
-def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels.
-
-    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
-    """
-    if not isinstance(images, np.ndarray) and len(images) > _MOMENT_IMAGES:
-        images = images.read(np.linspace(0, len(images) - 1, _MOMENT_IMAGES).astype(np.int64))
-    channels = images.shape[-1]
-    counts = np.zeros((channels, 256), np.int64)
-    for part in rows.in_turn(images):  # bincount takes eight bytes a pixel.
-        for c in range(channels):
-            counts[c] += np.bincount(part[..., c].ravel(), minlength=256)
-    total = counts.sum(axis=1)
-    levels = np.arange(256.0)
-    mean = counts @ levels / total
-    variance = (counts * (levels - mean[:, np.newaxis]) ** 2).sum(axis=1) / total
-    return mean, np.sqrt(variance)
-
-
-def _affine(images: rows.Rows, augment: config.AugmentConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(scale [C], offset [C]), float32, with which `policies.normalize` is scale * image + offset.
-
-    A division by a constant becomes a product with the rounded reciprocal in some graphs but not in
-    others (the optimizer's choice): a batch would have other bits in a dataset than out of it.
-    """
-    moments = ()
-    if augment.normalization == "standardize":
-        moments = channel_moments(images)
-    ends = np.broadcast_to(np.array([[0], [255]], np.uint8), (2, images.shape[-1]))
-    low, high = policies.normalize(tf.constant(ends), augment, *moments).numpy().astype(np.float64)
-    return ((high - low) / 255).astype(np.float32), low.astype(np.float32)
 
 
 def _at_most(role: str, batch_size: int, size: int) -> int:

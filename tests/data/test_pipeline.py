@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ssl_influence import config
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import examples, pipeline, sources, splits
+from ssl_influence.data import examples, inputs, pipeline, sources, splits
 
 SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validation_batch_size=5)
 
@@ -219,7 +219,7 @@ def test_evaluation_counts_every_example_once_and_pads_with_zeros(role, batch_si
 
 def test_standardized_inputs_have_zero_mean_and_unit_deviation_in_each_channel():
     built, source, _ = _build(_images(), normalization="standardize")
-    mean, std = pipeline.channel_moments(source.inputs)
+    mean, std = inputs.channel_moments(source.inputs)
     np.testing.assert_allclose(mean, source.inputs.mean(axis=(0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(std, source.inputs.std(axis=(0, 1, 2)), rtol=1e-12)
     rows = built.validation_batch(0)

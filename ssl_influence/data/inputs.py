@@ -1,0 +1,113 @@
+"""What a model takes and gives: all that is needed beside its weights to predict.
+
+Written beside the checkpoints as inputs.json, so that predicting and exporting need no dataset.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from ssl_influence import config, files
+from ssl_influence.augment import policies
+from ssl_influence.data import examples, rows
+
+# Lazy images that the mean and the standard deviation are taken over.
+_MOMENT_IMAGES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """The inputs and the classes of a model.
+
+    Attributes:
+      kind: "image", "vector" or "text".
+      shape: of one input: (H, W, C), (d,) or ().
+      class_names: one for each logit, in their order.
+      scale, offset: one for each channel of an image: the model takes scale * image + offset; empty
+        where inputs are not images.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    scale: tuple[float, ...] = ()
+    offset: tuple[float, ...] = ()
+
+    def normalize(self, inputs: tf.Tensor) -> tf.Tensor:
+        """What the model takes: float32 for images uint8 [B, H, W, C]; others as they are.
+
+        A division by a constant becomes a product with the rounded reciprocal in some graphs but
+        not in others (the optimizer's choice): a batch would have other bits in a dataset than out
+        of it. Hence a product and a sum.
+        """
+        if self.kind != "image":
+            return inputs
+        scale, offset = (np.array(x, np.float32) for x in (self.scale, self.offset))
+        return tf.cast(inputs, tf.float32) * scale + offset
+
+    @property
+    def zero_level(self) -> tuple[int, ...]:
+        """The gray level of each channel that is nearest to 0 for the model."""
+        scale, offset = (np.array(x, np.float32) for x in (self.scale, self.offset))
+        return tuple(np.round(-offset / scale).astype(int).tolist())
+
+
+def of(source: examples.Source, augment: config.AugmentConfig) -> InputSpec:
+    """The inputs of a source under the normalization that `augment` names."""
+    spec = InputSpec(source.kind, tuple(source.inputs.shape[1:]), tuple(source.class_names))
+    if spec.kind != "image":
+        return spec
+    moments = ()
+    if augment.normalization == "standardize":
+        moments = channel_moments(source.inputs)
+    ends = np.broadcast_to(np.array([[0], [255]], np.uint8), (2, spec.shape[-1]))
+    low, high = policies.normalize(tf.constant(ends), augment, *moments).numpy().astype(np.float64)
+    scale = ((high - low) / 255).astype(np.float32)
+    return dataclasses.replace(
+        spec, scale=tuple(scale.tolist()), offset=tuple(low.astype(np.float32).tolist())
+    )
+
+
+def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
+    """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels.
+
+    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
+    """
+    if not isinstance(images, np.ndarray) and len(images) > _MOMENT_IMAGES:
+        images = images.read(np.linspace(0, len(images) - 1, _MOMENT_IMAGES).astype(np.int64))
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), np.int64)
+    for part in rows.in_turn(images):  # bincount takes eight bytes a pixel.
+        for c in range(channels):
+            counts[c] += np.bincount(part[..., c].ravel(), minlength=256)
+    total = counts.sum(axis=1)
+    levels = np.arange(256.0)
+    mean = counts @ levels / total
+    variance = (counts * (levels - mean[:, np.newaxis]) ** 2).sum(axis=1) / total
+    return mean, np.sqrt(variance)
+
+
+def write(spec: InputSpec, path: str | os.PathLike) -> None:
+    """Writes a spec as JSON; floats come back bit for bit."""
+    files.write_atomically(path, json.dumps(dataclasses.asdict(spec), indent=1) + "\n")
+
+
+def read(path: str | os.PathLike) -> InputSpec:
+    """Reads what `write` wrote.
+
+    Raises:
+      ConfigError: there is no such file, or it does not hold a spec.
+    """
+    try:
+        held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        return InputSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in held.items()})
+    except FileNotFoundError as error:
+        raise config.ConfigError(
+            f"There is no {path}, which says what the model takes: a run writes it when it starts."
+        ) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise config.ConfigError(f"{path} is damaged: {error}.") from error
