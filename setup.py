@@ -15,6 +15,7 @@ REQUIRED = [
     "absl-py>=1.4,<3",
     "tensorboard>=2.20,<2.21",
     "tqdm>=4.66,<5",
+    "pillow>=10.1,<14",
     "scipy>=1.11,<2",
     # Python 3.10 is out of support in the newer releases of these three.
     "numpy>=1.26,<2.3; python_version < '3.11'",
@@ -40,7 +41,6 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "ruff>=0.12",
-        "pillow>=10",
     ],
 }
 
