@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
+import tf_keras as keras
+
+from ssl_influence import config
 
 T = TypeVar("T")
 
@@ -32,21 +35,34 @@ class ExponentialMovingAverage(tf.Module):
     def applied(self, compute: Callable[[], T]) -> T:
         """compute() while the variables hold the averages; may be called in a tf.function."""
         own = [tf.identity(variable) for _, variable in self._pairs()]
-        for shadow, variable in self._pairs():
-            variable.assign(shadow)
+        self.assign()
         result = compute()
         for (_, variable), value in zip(self._pairs(), own, strict=True):
             variable.assign(value)
         return result
 
+    def assign(self) -> None:
+        """Gives the variables the averages, for good."""
+        for shadow, variable in self._pairs():
+            variable.assign(shadow)
+
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Within the context the variables hold the averages, after it their own values."""
         own = [variable.numpy() for _, variable in self._pairs()]
-        for shadow, variable in self._pairs():
-            variable.assign(shadow)
+        self.assign()
         try:
             yield
         finally:
             for (_, variable), value in zip(self._pairs(), own, strict=True):
                 variable.assign(value)
+
+
+def of_model(
+    model: keras.Model, optimizer_config: config.OptimizerConfig
+) -> ExponentialMovingAverage:
+    """The average of a model whose variables and decay are those that `optimizer_config` names."""
+    followed = model.trainable_variables
+    if optimizer_config.ema_variables == "all":
+        followed = [v for v in model.variables if v.dtype.is_floating]
+    return ExponentialMovingAverage(followed, optimizer_config.ema_decay)

@@ -49,26 +49,13 @@ class Checkpointer:
     def restore_latest(self) -> bool:
         """Restores the newest checkpoint, all of it; False where there is none.
 
-        The newest is the one that the `checkpoint` file names. Where a kill came before that file
-        was first written, it is the last one that is complete. One whose index that kill cut short
-        is none.
-
         Raises:
           CheckpointError: it is incomplete, lacks state the run needs, or holds state it does not
             know.
         """
-        path = _named_checkpoint(self._directory)
-        complete = list_checkpoints(self._directory)
+        path = newest(self._directory)
         if path is None:
-            whole = [p for p in complete.values() if _has_whole_index(p)]
-            if not whole:
-                return False
-            path = whole[-1]
-        elif path not in complete.values():
-            raise CheckpointError(
-                f"{path} is incomplete: its .index or .data file is missing. Put it back, or use a "
-                "new --model_dir."
-            )
+            return False
         read(self._checkpoint, path).assert_consumed()
         return True
 
@@ -79,6 +66,27 @@ class Checkpointer:
                 self._checkpoint, str(self._directory), max_to_keep=self._keep
             )
         return self._manager.save(checkpoint_number=step)
+
+
+def newest(directory: str | os.PathLike) -> str | None:
+    """The path prefix of the newest checkpoint; None where there is none.
+
+    It is the one that the `checkpoint` file names. Where a kill came before that file was first
+    written, it is the last one that is complete. One whose index that kill cut short is none.
+
+    Raises:
+      CheckpointError: it is incomplete.
+    """
+    path = _named_checkpoint(pathlib.Path(directory))
+    complete = list_checkpoints(directory)
+    if path is None:
+        return next((p for p in reversed(complete.values()) if _has_whole_index(p)), None)
+    if path not in complete.values():
+        raise CheckpointError(
+            f"{path} is incomplete: its .index or .data file is missing. Put it back, or use a "
+            "new --model_dir."
+        )
+    return path
 
 
 def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:

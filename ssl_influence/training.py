@@ -113,10 +113,7 @@ class BilevelTrainer(tf.Module):
                 [v for v in self.trainable if not self._is_decayed(v)]
             )
         self.optimizer.build(self.trainable)
-        followed = model.trainable_variables
-        if config.optimizer.ema_variables == "all":
-            followed = [v for v in model.variables if v.dtype.is_floating]
-        self.ema = averages.ExponentialMovingAverage(followed, config.optimizer.ema_decay)
+        self.ema = averages.of_model(model, config.optimizer)
         self._influence_variables = self._variables_of_influence(last_block)
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
