@@ -564,8 +564,8 @@ def to_flagfile(config: config_lib.Config, program: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_flagfile(path: pathlib.Path) -> config_lib.Config:
-    """The config in a run's flags.txt.
+def read_flagfile(path: pathlib.Path, *more: pathlib.Path) -> config_lib.Config:
+    """The config in a run's flags.txt, or in several flagfiles, of which later ones win.
 
     Raises:
       ConfigError: the file holds a flag or a value this version does not know, naming it.
@@ -574,7 +574,7 @@ def read_flagfile(path: pathlib.Path) -> config_lib.Config:
     define(flag_values=flag_values)
     flags.DEFINE_string("flagfile", "", "", flag_values=flag_values)
     try:
-        rest = flag_values(["flags", f"--flagfile={path}"])
+        rest = flag_values(["flags", *(f"--flagfile={each}" for each in (path, *more))])
     except flags.Error as error:
         raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
     if rest[1:]:

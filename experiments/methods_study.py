@@ -5,8 +5,8 @@
 69 cells, about an hour on two idle cores.
 
 The settings of each method are a flagfile of its name in --settings, here on scikit-learn's digits
-with 20 labels (WRN-10-1); beside the methods, a network trained on the same labels alone and one on
-all labels. A cell, one method with one weighting on one seed, is a run of its own in
+with 20 labels (WRN-10-1); a weighting may have one too, which wins. Beside the methods, a network is
+trained on the same labels alone and one on all labels. A cell, one method with one weighting on one seed, is a run of its own in
 --model_dir/<method>/<weighting>/seed-<s>. --jobs processes of one thread each train them, and write
 what they print to --model_dir/job-<n>.log.
 
@@ -64,12 +64,12 @@ def plan() -> list[comparison.Cell]:
             f"weightings={','.join(values.weightings)}: choose among {', '.join(_WEIGHTINGS)}."
         )
     settings = pathlib.Path(values.settings).expanduser()
-    configs = {method: _read(settings, method) for method in values.methods}
     planned = []
     for seed in comparison.parse_seeds(values.seeds):
-        for method, config in configs.items():
-            alone = config.method.name == "supervised"
+        for method in values.methods:
+            alone = _read(settings, method).method.name == "supervised"
             for weighting in ("fixed",) if alone else values.weightings:
+                config = _read(settings, method, weighting)
                 name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=seed)
                 of_cell = config.replace(
                     data={"dataset": str(name)},
@@ -83,14 +83,17 @@ def plan() -> list[comparison.Cell]:
     return planned
 
 
-def _read(settings: pathlib.Path, method: str) -> config_lib.Config:
+def _read(
+    settings: pathlib.Path, method: str, weighting: str | None = None
+) -> config_lib.Config:
     path = settings / f"{method}.flags"
     if not path.is_file():
         there = ", ".join(sorted(found.stem for found in settings.glob("*.flags"))) or "none"
         raise config_lib.ConfigError(
             f"methods={method}: there is no {path}; {settings} has flagfiles of: {there}."
         )
-    return shared_flags.read_flagfile(path)
+    of_weighting = settings / f"{weighting}.flags"
+    return shared_flags.read_flagfile(path, *([of_weighting] if of_weighting.is_file() else []))
 
 
 def main() -> None:

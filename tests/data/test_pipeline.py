@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ssl_influence import config
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import examples, inputs, pipeline, sources, splits
+from ssl_influence.data import examples, inputs, pipeline, rows, sources, splits
 
 SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validation_batch_size=5)
 
@@ -115,10 +115,10 @@ def test_batches_have_the_promised_keys_types_and_static_shapes(source):
         "labeled": {"inputs", "label", "example_id"},
         "unlabeled": {"weak", "strong", "label", "example_id"},
     }
-    for role, view, rows in (("labeled", "inputs", 4), ("unlabeled", "strong", 7)):
-        assert spec[role][view] == tf.TensorSpec([rows, *shape], tf.float32)
-        assert spec[role]["label"] == tf.TensorSpec([rows], tf.int32)
-        assert spec[role]["example_id"] == tf.TensorSpec([rows], tf.int64)
+    for role, view, count in (("labeled", "inputs", 4), ("unlabeled", "strong", 7)):
+        assert spec[role][view] == tf.TensorSpec([count, *shape], tf.float32)
+        assert spec[role]["label"] == tf.TensorSpec([count], tf.int32)
+        assert spec[role]["example_id"] == tf.TensorSpec([count], tf.int64)
     validation = built.validation_batch(0)
     assert validation["inputs"].shape == (5, *shape)
     assert validation["example_id"].dtype == tf.int64
@@ -387,3 +387,71 @@ def test_labeled_examples_have_the_view_they_are_asked_for_and_nothing_else_chan
     _same(weak["labeled"]["example_id"], strong["labeled"]["example_id"])
     painted = [np.mean(np.abs(batch["labeled"]["inputs"]) < 0.004) for batch in (weak, strong)]
     assert painted[1] > painted[0] + 0.05
+
+
+def _lazily(source):
+    images = {"inputs": source.inputs, "test_inputs": source.test_inputs}
+    lazy = {
+        name: rows.LazyImages(len(held), held.shape[1:], held.__getitem__, name)
+        for name, held in images.items()
+    }
+    return dataclasses.replace(source, **lazy)
+
+
+@pytest.mark.parametrize("strong", ["rand_augment", "ctaugment"])
+def test_images_that_are_read_when_needed_give_the_batches_of_those_in_memory(strong):
+    built = []
+    for source in (_images(), _lazily(_images())):
+        augmenter = ctaugment.CTAugment(config.AugmentConfig(strong="ctaugment"))
+        given = {"augmenter": augmenter} if strong == "ctaugment" else {}
+        built.append(_build(source, strong=strong, normalization="standardize", **given)[0])
+    held, lazy = built
+    assert held.spec == lazy.spec
+    _same(held.fresh_batch(4), lazy.fresh_batch(4))
+    _same(held.validation_batch(2), lazy.validation_batch(2))
+    for a, b in zip(held.train_dataset(5, 8), lazy.train_dataset(5, 8), strict=True):
+        _same(a, b)
+        assert a["labeled"]["inputs"].shape == b["labeled"]["inputs"].shape
+    for role in ("validation", "unlabeled", "test"):
+        batches = (list(each.evaluation_batches(role, 9)) for each in built)
+        for a, b in zip(*batches, strict=True):
+            _same(a, b)
+
+
+def test_an_image_that_cannot_be_read_is_known_by_its_own_error():
+    def read(row):
+        if row == 30:
+            raise config.ConfigError("cats/30.png is damaged.")
+        return _images().inputs[row]
+
+    source = _images()
+    source = dataclasses.replace(source, inputs=rows.LazyImages(60, (8, 8, 3), read, ""))
+    built, _, _ = _build(source)
+    assert built.read_error is None
+    with pytest.raises(tf.errors.OpError):
+        for _ in built.train_dataset(0, 10):
+            pass
+    assert str(built.read_error) == "cats/30.png is damaged."
+
+
+def test_what_a_model_takes_comes_back_from_the_disk_bit_for_bit(tmp_path):
+    built, source, _ = _build(_images(), normalization="standardize")
+    inputs.write(built.spec, tmp_path / "inputs.json")
+    again = inputs.read(tmp_path / "inputs.json")
+    assert again == built.spec
+    assert (again.kind, again.shape, again.class_names) == ("image", (8, 8, 3), ("0", "1", "2"))
+    normal = again.normalize(tf.constant(source.inputs)).numpy()
+    np.testing.assert_allclose(normal.mean((0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(normal.std((0, 1, 2)), 1, atol=1e-5)
+    vectors, _, _ = _build()
+    inputs.write(vectors.spec, tmp_path / "inputs.json")
+    assert inputs.read(tmp_path / "inputs.json") == vectors.spec
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"kind": "image"}'])
+def test_a_damaged_account_of_inputs_is_refused(tmp_path, text):
+    (tmp_path / "inputs.json").write_text(text)
+    with pytest.raises(config.ConfigError, match="inputs.json is damaged"):
+        inputs.read(tmp_path / "inputs.json")
+    with pytest.raises(config.ConfigError, match="There is no .*elsewhere"):
+        inputs.read(tmp_path / "elsewhere")

@@ -228,3 +228,118 @@ def test_a_missing_damaged_or_edited_manifest_is_refused(tmp_path):
     path.write_text(json.dumps({**_manifest()[0], "seed": 3}))
     with pytest.raises(config.ConfigError, match="sha256"):
         splits.read(path)
+
+
+def test_without_balance_examples_are_drawn_from_all_alike():
+    rare = np.where(np.arange(3000) % 100 == 0, 1, 0)
+    counts = [
+        np.bincount(
+            rare[_make(rare, 2, labeled=50, validation=500, seed=s, balance=False).labeled],
+            minlength=2,
+        )[1]
+        for s in range(40)
+    ]
+    assert min(counts) == 0 and 5 <= sum(counts) <= 45  # 20 expected
+    split = _make(rare, 2, labeled=1, validation=500, balance=False)
+    assert len(split.labeled) == 1
+    assert np.count_nonzero(rare[split.validation]) < 20
+    assert np.array_equal(split.labeled, _make(rare, 2, labeled=1, balance=False).labeled)
+
+
+def test_parts_say_what_an_example_may_be():
+    parts = np.repeat([0, 1, 2], [150, 100, 53])
+    split = _make(parts=parts, labeled=30, validation=20)
+    assert parts[split.labeled].max() == 0
+    assert set(parts[split.validation]) == {2}
+    assert set(parts[split.unlabeled]) == {0, 1}
+    assert len(split.unlabeled) == 250 - 30
+    split = _make(parts=np.minimum(parts, 1), labeled=30, validation=20)
+    assert np.minimum(parts, 1)[split.validation].max() == 0
+    with pytest.raises(config.ConfigError, match=r"150 for training, 53 for validation"):
+        _make(parts=parts, labeled=30, validation=54)
+
+
+def test_some_classes_may_be_kept_out_of_the_pool():
+    split = _make(allowed=UNEVEN != 1)
+    whole = _make()
+    np.testing.assert_array_equal(split.labeled, whole.labeled)
+    np.testing.assert_array_equal(split.unlabeled, whole.unlabeled[UNEVEN[whole.unlabeled] != 1])
+
+
+def test_chosen_ids_play_their_role_and_the_rest_is_drawn_around_them():
+    labeled = np.array([5, 250, 17, 99])
+    split = _make(labeled=4, chosen={"labeled": labeled})
+    np.testing.assert_array_equal(split.labeled, np.sort(labeled))
+    assert not np.isin(labeled, np.r_[split.validation, split.unlabeled]).any()
+    assert len(split.validation) == 40 and len(split.unlabeled) == len(UNEVEN) - 44
+
+    validation = np.arange(40)
+    split = _make(chosen={"validation": validation})
+    assert split.labeled.min() >= 40 and len(split.unlabeled) == len(UNEVEN) - 50
+
+    pool = np.arange(100, 200)
+    split = _make(chosen={"unlabeled": pool})
+    np.testing.assert_array_equal(split.unlabeled, pool)
+    assert set(split.overlaps.values()) == {0}
+
+    published = {"labeled": labeled, "unlabeled": np.arange(len(UNEVEN))}
+    split = _make(labeled=4, validation=0, chosen=published, unlabeled_includes_labeled=True)
+    assert split.overlaps["labeled", "unlabeled"] == 4
+
+
+@pytest.mark.parametrize(
+    "chosen, says",
+    [
+        ({"labeled": [1, 2]}, "labeled_ids names 2 examples, and the dataset's name asks for 10"),
+        ({"labeled": [*range(9), 303]}, "id 303, and there are 303 examples"),
+        ({"labeled": [*range(9), 8]}, "names the id 8 2 times"),
+        ({"labeled": [*range(9), 44]}, "names the id 44, which has no label"),
+        ({"labeled": range(200, 210), "validation": range(205, 245)}, "id 205: .*_overlap"),
+        ({"validation": range(45, 85), "unlabeled": [44, 45]}, "both validation and unlabeled"),
+        ({"labeled": range(10), "unlabeled": [9, 99]}, "both labeled and unlabeled.*id 9"),
+    ],
+)
+def test_chosen_ids_that_cannot_be_are_refused(chosen, says):
+    labels = np.where(np.arange(len(UNEVEN)) == 44, -1, UNEVEN)
+    chosen = {role: np.array(ids) for role, ids in chosen.items()}
+    with pytest.raises(config.ConfigError, match=says):
+        _make(labels, chosen=chosen)
+
+
+def test_ids_are_read_from_a_text_of_one_a_line(tmp_path):
+    path = tmp_path / "ids.txt"
+    path.write_bytes(b"\xef\xbb\xbf# published\r\n12\r\n\r\n 7 # cat\r\n0")
+    assert splits.read_ids(path).tolist() == [12, 7, 0]
+    for text, says in (
+        ("1\n2.5\n", "line 2: '2.5' is no id"),
+        ("-1\n", "line 1: '-1'"),
+        ("1 2\n", "line 1: '1 2'"),
+        ("²\n", "line 1"),
+        ("9" * 19, "line 1"),
+        ("# none\n", "holds no id"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(config.ConfigError, match=says):
+            splits.read_ids(path)
+    path.write_bytes(b"\xff\xfe1")
+    with pytest.raises(config.ConfigError, match="not a text of ids"):
+        splits.read_ids(path)
+    with pytest.raises(config.ConfigError, match="No such file"):
+        splits.read_ids(tmp_path / "none")
+
+
+def test_label_noise_gives_a_share_of_the_labeled_examples_another_class():
+    inputs, labels = np.zeros((len(UNEVEN), 2), np.float32), UNEVEN.astype(np.int32)
+    source = examples.Source("mine", inputs, labels, inputs, labels, ["a", "b", "c"], False)
+    split = _make(labeled=60, labeled_includes_validation=True)
+    noisy = splits.with_label_noise(source, split, 0.3, seed=4)
+    changed = np.flatnonzero(noisy.labels != labels)
+    assert len(changed) == 18
+    assert np.isin(changed, np.setdiff1d(split.labeled, split.validation)).all()
+    assert noisy.labels.min() >= 0 and noisy.labels.max() <= 2
+    again, other = (splits.with_label_noise(source, split, 0.3, seed=s).labels for s in (4, 5))
+    np.testing.assert_array_equal(noisy.labels, again)
+    assert not np.array_equal(noisy.labels, other)
+    assert splits.with_label_noise(source, split, 0.0, seed=4) is source
+    every = splits.with_label_noise(source, split, 1.0, seed=4).labels[changed]
+    assert (every != labels[changed]).all()

@@ -54,6 +54,7 @@ def cells_in(model_dir):
 
 def test_an_interrupted_study_goes_on_and_ends_as_one_that_was_not(tmp_path):
     settings = write_settings(tmp_path / "settings")
+    (settings / "fixed.flags").write_text("--validation_batch_size=7\n")
     flags = ["--weightings=fixed", "--seeds=9", "--jobs=1"]
     module, *arguments = study(settings, tmp_path / "study", *flags)
     process = start("-m", f"experiments.{module}", *arguments)
@@ -77,7 +78,8 @@ def test_an_interrupted_study_goes_on_and_ends_as_one_that_was_not(tmp_path):
         assert results[method][weighting] == {"9": json.loads(found[f"{row}/seed-9"])}
     last = "mean_teacher/fixed/seed-9"
     flagfile = (tmp_path / "study" / last / "flags.txt").read_text().splitlines()
-    assert {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"} <= set(flagfile)
+    of_cell = {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"}
+    assert of_cell | {"--validation_batch_size=7"} <= set(flagfile)
 
     # Here one process trains both cells.
     succeeded(run(*study(settings, tmp_path / "whole", *flags)))
