@@ -77,6 +77,14 @@ def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
 
     Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
     """
+    return moments_of(level_counts(images))
+
+
+def level_counts(images: rows.Rows) -> np.ndarray:
+    """How many pixels of uint8 images [n, H, W, C] have each gray level, int64 [C, 256].
+
+    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
+    """
     if not isinstance(images, np.ndarray) and len(images) > _MOMENT_IMAGES:
         images = images.read(np.linspace(0, len(images) - 1, _MOMENT_IMAGES).astype(np.int64))
     channels = images.shape[-1]
@@ -84,6 +92,11 @@ def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
     for part in rows.in_turn(images):  # bincount takes eight bytes a pixel.
         for c in range(channels):
             counts[c] += np.bincount(part[..., c].ravel(), minlength=256)
+    return counts
+
+
+def moments_of(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(mean [C], standard deviation [C]), float64, of gray levels that occur so often [C, 256]."""
     total = counts.sum(axis=1)
     levels = np.arange(256.0)
     mean = counts @ levels / total

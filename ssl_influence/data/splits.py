@@ -406,23 +406,48 @@ def _known_order(labels: np.ndarray, class_order: np.ndarray, row_order: np.ndar
     return row_order[labels[row_order] >= 0]
 
 
+def class_counts(
+    split: Split,
+    labels: np.ndarray,
+    class_names: Sequence[str],
+    strangers: np.ndarray | None = None,
+    test_labels: np.ndarray | None = None,
+) -> list[tuple[str, list[int]]]:
+    """(class, how many of its examples have each role, and are in the test part if that is given).
+
+    After the classes come "other class", of strangers, and "unknown", where there are any.
+    """
+    names = [*class_names, "other class", "unknown"]
+    other, unknown = len(class_names), len(class_names) + 1
+    if strangers is not None:
+        labels = np.where(strangers, other, labels)
+    parts = [labels[getattr(split, role)] for role in ROLES]
+    parts += [] if test_labels is None else [test_labels]
+    counts = np.stack(
+        [np.bincount(np.where(part < 0, unknown, part), minlength=len(names)) for part in parts],
+        axis=1,
+    )
+    rows = list(zip(names, counts.tolist(), strict=True))
+    return rows[:other] + [row for row in rows[other:] if any(row[1])]
+
+
 def describe(
     split: Split,
     labels: np.ndarray,
-    class_names: list[str],
+    class_names: Sequence[str],
     strangers: np.ndarray | None = None,
+    test_labels: np.ndarray | None = None,
 ) -> str:
-    """A table of the class counts of each role, and the overlaps between the roles."""
-    rows = [("class", *ROLES)]
-    per_role = {role: labels[getattr(split, role)] for role in ROLES}
-    for c, name in enumerate(class_names):
-        rows.append((name, *(str(np.count_nonzero(per_role[role] == c)) for role in ROLES)))
-    strangers = np.zeros(len(labels), bool) if strangers is None else strangers
-    for name, chosen in (("other class", strangers), ("unknown", (labels < 0) & ~strangers)):
-        counts = [np.count_nonzero(chosen[getattr(split, role)]) for role in ROLES]
-        if any(counts):
-            rows.append((name, *map(str, counts)))
-    rows.append(("total", *(str(len(per_role[role])) for role in ROLES)))
+    """A table of the class counts of each role, and the overlaps between the roles.
+
+    It has a column for the test part if its labels are given.
+    """
+    counts = class_counts(split, labels, class_names, strangers, test_labels)
+    rows = [
+        ("class", *ROLES, *(() if test_labels is None else ("test",))),
+        *((name, *map(str, row)) for name, row in counts),
+        ("total", *map(str, np.sum([row for _, row in counts], axis=0))),
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(

@@ -173,6 +173,26 @@ def _manifest(seed=1, change=None, **flags):
     return splits.manifest(split, name, source, config.DataConfig(**flags)), split
 
 
+def test_counts_have_other_classes_unknown_ones_and_the_test_part_where_there_are_any():
+    labels = np.array([0, 0, 1, -1, -1, 1, 0])
+    strangers = np.array([False, False, False, True, False, False, False])
+    split = splits.Split(np.array([0, 2]), np.array([1]), np.array([0, 3, 4, 5]))
+    test_labels = np.array([1, 1, 1, 0])
+    assert splits.class_counts(split, labels, ["a", "b"], strangers, test_labels) == [
+        ("a", [1, 1, 1, 1]),
+        ("b", [1, 0, 1, 3]),
+        ("other class", [0, 0, 1, 0]),
+        ("unknown", [0, 0, 1, 0]),
+    ]
+    assert splits.class_counts(split, np.maximum(labels, 0), ["a", "b"]) == [
+        ("a", [1, 1, 3]),
+        ("b", [1, 0, 1]),
+    ]
+    lines = splits.describe(split, labels, ["a", "b"], strangers, test_labels).splitlines()
+    assert lines[0].split() == ["class", "labeled", "validation", "unlabeled", "test"]
+    assert lines[-2].split() == ["total", "2", "1", "4", "4"]
+
+
 def test_a_manifest_survives_the_disk_and_leaves_no_other_file(tmp_path):
     contents, split = _manifest()
     path = tmp_path / "run" / "split.json"
