@@ -1,5 +1,6 @@
 """Examples by row, whether they lie in memory or are read when they are asked for."""
 
+import array
 import functools
 import hashlib
 import os
@@ -17,9 +18,12 @@ class Strings(Sequence):
     """A sequence of texts in one block of memory, for a few bytes each beside the text itself."""
 
     def __init__(self, texts: Iterable[str]):
-        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-        self._block = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        block, ends = bytearray(), array.array("q", [0])
+        for text in texts:
+            block += text.encode("utf-8", "surrogateescape")
+            ends.append(len(block))
+        self._block = bytes(block)
+        self._ends = np.array(ends, np.int64)
 
     def __len__(self):
         return len(self._ends) - 1
