@@ -88,6 +88,11 @@ def assemble(
 ) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
     """The batches, and the trainer for them, of a dataset that was split."""
     num_classes, seed = len(source.class_names), config.train.seed
+    if source.kind == "text":
+        raise config_lib.ConfigError(
+            f"dataset={config.data.dataset} holds texts, which no model here takes: "
+            "experiments.inspect_data shows what is in it."
+        )
     model = models.build(config.model, source.inputs.shape[1:], num_classes, seed)
     method = methods.build(
         config.method,
@@ -130,6 +135,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
         _stop_requests() as stop_requested,
         _reading(built.pipeline),
     ):
+        _start_weights(built, model_dir)
         source = built.source
         roles = splits.describe(built.split, source.labels, source.class_names, source.strangers)
         print(roles, flush=True)
@@ -256,6 +262,33 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
         rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
     files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
+    """Gives the unlabeled examples the weights of another run, if this one asks and is to begin.
+
+    Raises:
+      ConfigError: that run was on other data, or the file is not one of weights.
+    """
+    path = built.config.weights.start_from
+    if path is None or checkpoints.list_checkpoints(model_dir / "checkpoints"):
+        return
+    path = pathlib.Path(path).expanduser()
+    ids, weights, _ = checkpoints.read_weights(path)
+    there = splits.read(path.parent.parent / "split.json")
+    if there["inputs_sha256"] != built.manifest["inputs_sha256"]:
+        raise config_lib.ConfigError(
+            f"weights_from={path} is of {there['dataset']}, whose examples are not those of "
+            f"{built.manifest['dataset']}: ids of one mean nothing in the other."
+        )
+    ours = np.isin(ids, built.split.unlabeled)
+    built.trainer.example_weights.start_from(ids[ours], weights[ours])
+    _log.info(
+        "%d of %d unlabeled examples start with their weights in %s.",
+        np.count_nonzero(ours),
+        len(built.split.unlabeled),
+        path,
+    )
 
 
 def evaluated_splits(built: Run) -> tuple[str, ...]:

@@ -5,10 +5,10 @@
 69 cells, about an hour on two idle cores.
 
 The settings of each method are a flagfile of its name in --settings, here on scikit-learn's digits
-with 20 labels (WRN-10-1); a weighting may have one too, which wins. Beside the methods, a network is
-trained on the same labels alone and one on all labels. A cell, one method with one weighting on one seed, is a run of its own in
---model_dir/<method>/<weighting>/seed-<s>. --jobs processes of one thread each train them, and write
-what they print to --model_dir/job-<n>.log.
+with 20 labels (WRN-10-1); a weighting may have one too, which wins. Beside the methods, a network
+is trained on the same labels alone and one on all labels. A cell, one method with one weighting on
+one seed, is a run of its own in --model_dir/<method>/<weighting>/seed-<s>. --jobs processes of one
+thread each train them, and write what they print to --model_dir/job-<n>.log.
 
 Prints the test errors of the averaged weights at the end, mean +- standard deviation over the
 seeds, and paired differences with their 95% intervals; study.json holds the numbers.

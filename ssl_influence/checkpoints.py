@@ -219,12 +219,20 @@ def read_weights(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray, np.nd
     """What `export_weights` wrote: example_id int64 [n], weight float64 [n], updates int64 [n].
 
     Raises:
-      FileNotFoundError: there is no such file.
+      ConfigError: there is no such file, or it is not one of weights.
     """
-    with pathlib.Path(path).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return (
-        np.array([int(row["example_id"]) for row in rows], np.int64),
-        np.array([float(row["weight"]) for row in rows]),
-        np.array([int(row["updates"]) for row in rows], np.int64),
-    )
+    try:
+        with pathlib.Path(path).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return (
+            np.array([int(row["example_id"]) for row in rows], np.int64),
+            np.array([float(row["weight"]) for row in rows]),
+            np.array([int(row["updates"]) for row in rows], np.int64),
+        )
+    except OSError as error:
+        raise config.ConfigError(f"{path} cannot be read ({error.strerror}).") from error
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
+        raise config.ConfigError(
+            f"{path} is not a table of weights with the columns example_id, weight, updates: "
+            f"{error}."
+        ) from error

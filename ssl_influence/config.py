@@ -552,6 +552,11 @@ class WeightConfig:
 
     def __post_init__(self):
         _one_of("weighting", self.weighting, WEIGHTINGS)
+        _require(
+            self.start_from is None or self.weighting != "single",
+            f"weights_from={self.start_from} has a weight for each example, and weighting=single "
+            "one for all: use per_example, or fixed to leave them as they are.",
+        )
         _positive("weight_lr", self.learning_rate)
         _at_least("weight_min", self.minimum, 0)
         if self.maximum is not None:

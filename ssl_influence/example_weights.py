@@ -87,6 +87,30 @@ class ExampleWeights(tf.Module):
                 f"the examples' rows in their source, 0 to {self.size - 1}."
             )
 
+    def start_from(self, ids: np.ndarray, weights: np.ndarray) -> None:
+        """Gives the examples named by ids [R] the weights [R], projected; the others keep theirs.
+
+        Nothing is known of updates then, and the optimizer's state stays as it is: call it before
+        the first update.
+
+        Raises:
+          ConfigError: all examples share one weight, or a weight is not finite.
+          IndexError: an id is outside the table.
+        """
+        if self.mode == "single":
+            raise config.ConfigError(
+                "weighting=single has one weight for all, so it cannot start from one each."
+            )
+        self.check_ids(ids)
+        weights = np.asarray(weights, np.float32)
+        if not np.all(np.isfinite(weights)):
+            raise config.ConfigError(
+                f"the weight of example {np.asarray(ids)[~np.isfinite(weights)][0]} is not finite."
+            )
+        start = self.variable.numpy()
+        start[ids] = np.clip(weights, self.minimum, self.maximum)
+        self.variable.assign(start)
+
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
         """Lambda of each id, integer [R] -> float32 [R]. Raises as `check_ids` says."""
         ids = tf.convert_to_tensor(ids)

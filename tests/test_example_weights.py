@@ -295,6 +295,23 @@ def test_bad_settings_are_named(settings, named):
         example_weights.ExampleWeights(**{"size": 3, **settings})
 
 
+@pytest.mark.parametrize("mode", ["per_example", "fixed"])
+def test_examples_may_start_with_weights_of_their_own(mode):
+    weights = example_weights.ExampleWeights(5, mode=mode, maximum=2.0)
+    weights.start_from(np.array([3, 0]), np.array([0.25, 7.0]))
+    assert weights.values().tolist() == [2.0, 1.0, 1.0, 0.25, 1.0]
+    assert weights.updates.numpy().tolist() == [0] * 5
+    with pytest.raises(IndexError, match="id 5"):
+        weights.start_from(np.array([5]), np.array([1.0]))
+    with pytest.raises(config.ConfigError, match="example 4 is not finite"):
+        weights.start_from(np.array([1, 4]), np.array([1.0, np.nan]))
+
+
+def test_one_weight_for_all_cannot_start_from_one_each():
+    with pytest.raises(config.ConfigError, match="single"):
+        example_weights.ExampleWeights(5, mode="single").start_from([0], [1.0])
+
+
 def test_unbounded_weights_may_go_below_zero():
     weights = example_weights.ExampleWeights(1, initial=0.0, minimum=None)
     update(weights, [0], [1.0])
