@@ -71,12 +71,35 @@ def decode(data: bytes, name: str, settings: config.DataConfig) -> np.ndarray:
     image = _to_bytes(image, name)
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
-    if settings.image_channels is not None:
-        image = image.convert({1: "L", 3: "RGB"}[settings.image_channels])
-    if settings.image_size:
-        image = _cover(image, settings.image_size[0], settings.image_size[-1])
-    array = np.asarray(image)
-    return array if array.ndim == 3 else array[..., np.newaxis]
+    return _fit_one(image, settings)
+
+
+def fit(images: np.ndarray, settings: config.DataConfig) -> rows.Rows:
+    """Images that were decoded elsewhere, as `decode` would bring them to size and channels.
+
+    Args:
+      images: uint8 [n, H, W, C], C 1 or 3.
+      settings: gives image_size and image_channels.
+
+    Returns:
+      The same array where nothing is to be done, else images that are scaled when asked for.
+    """
+    n, *given = images.shape
+    size = settings.image_size or given[:2]
+    wanted = (size[0], size[-1], settings.image_channels or given[2])
+    if wanted == tuple(given):
+        return images
+
+    def read_one(row: int) -> np.ndarray:
+        pixels = images[row]
+        return _fit_one(Image.fromarray(pixels[..., 0] if given[2] == 1 else pixels), settings)
+
+    return rows.LazyImages(n, wanted, read_one, rows.digest(images))
+
+
+def to_uint8(wide: np.ndarray) -> np.ndarray:
+    """16-bit values x as bytes, (x + 128) // 257: 0 stays 0, 65535 becomes 255."""
+    return ((wide.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def examples_of(
@@ -195,8 +218,7 @@ def _to_bytes(image: Image.Image, name: str) -> Image.Image:
     """
     # Mode I has 32 bits; PNG and PGM fill it with 16, TIFF with all of them.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        wide = np.asarray(image).astype(np.uint32)
-        return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+        return Image.fromarray(to_uint8(np.asarray(image)))
     if image.mode in _GRAY:
         return image.convert("L") if image.mode != "La" else image.convert("LA").convert("L")
     if image.mode in _COLORED:
@@ -207,6 +229,16 @@ def _to_bytes(image: Image.Image, name: str) -> Image.Image:
         f"{name} has pixels of type {image.mode} (Pillow's name), which have no one form in bytes: "
         "save it in gray or RGB with 8 or 16 bits a channel."
     )
+
+
+def _fit_one(image: Image.Image, settings: config.DataConfig) -> np.ndarray:
+    """uint8 [H, W, C] of an image in mode L or RGB, with the channels and the size of settings."""
+    if settings.image_channels is not None:
+        image = image.convert({1: "L", 3: "RGB"}[settings.image_channels])
+    if settings.image_size:
+        image = _cover(image, settings.image_size[0], settings.image_size[-1])
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., np.newaxis]
 
 
 def _cover(image: Image.Image, height: int, width: int) -> Image.Image:
