@@ -392,12 +392,13 @@ def _balanced_order(
     """
     row_order = row_order[labels[row_order] >= 0]
     row_labels = labels[row_order]
-    turn = np.empty(len(row_order), np.int64)
     place = np.empty(len(class_order), np.int64)
     place[class_order] = np.arange(len(class_order))
-    for c in class_order:
-        rows = np.flatnonzero(row_labels == c)
-        turn[rows] = np.arange(len(rows))
+    # The turn of a row is how many of its class come before it.
+    by_class = np.argsort(row_labels, kind="stable")
+    starts = np.cumsum(np.bincount(row_labels, minlength=len(class_order)))
+    turn = np.empty(len(row_order), np.int64)
+    turn[by_class] = np.arange(len(row_order)) - np.r_[0, starts][row_labels[by_class]]
     return row_order[np.lexsort((place[row_labels], turn))]
 
 
