@@ -19,7 +19,15 @@ import tf_keras as keras
 from experiments import flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.augment import ctaugment
-from ssl_influence.data import examples, inputs, names, pipeline as pipeline_lib, sources, splits
+from ssl_influence.data import (
+    duplicates,
+    examples,
+    inputs,
+    names,
+    pipeline as pipeline_lib,
+    sources,
+    splits,
+)
 from ssl_influence.methods import base as methods_base, registry as methods
 from ssl_influence.models import registry as models
 from ssl_influence.reporting import ranking
@@ -136,9 +144,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
         _reading(built.pipeline),
     ):
         _start_weights(built, model_dir)
-        source = built.source
-        roles = splits.describe(built.split, source.labels, source.class_names, source.strangers)
-        print(roles, flush=True)
+        _describe_data(built)
         step = outer_loop.train(
             built.trainer,
             built.pipeline,
@@ -262,6 +268,27 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
         rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
     files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def _describe_data(built: Run) -> None:
+    """Prints the roles, and warns of what was skipped and of copies that spoil the run.
+
+    Copies are looked for among examples in memory; `experiments.inspect_data` reads others too.
+    """
+    source, split = built.source, built.split
+    roles = splits.describe(
+        split, source.labels, source.class_names, source.strangers, source.test_labels
+    )
+    print(roles, flush=True)
+    if source.skipped:
+        _log.warning(
+            "%d examples could not be read and are left out, the first: %s",
+            len(source.skipped),
+            source.skipped[0],
+        )
+    if all(isinstance(held, np.ndarray) for held in (source.inputs, source.test_inputs)):
+        for line in duplicates.alarms(duplicates.find(source, split), source):
+            _log.warning(line)
 
 
 def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
