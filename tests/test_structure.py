@@ -16,7 +16,7 @@ LAYERS = (
     {"data", "augment", "models", "per_example", "optimizers", "averages"},
     {"influence", "example_weights", "methods"},
     {"checkpoints", "metrics", "event_files", "alarms", "distribution"},
-    {"evaluation"},
+    {"evaluation", "serving"},
     {"training"},
     {"outer_loop"},
     {"reporting"},

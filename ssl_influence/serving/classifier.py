@@ -1,0 +1,85 @@
+"""The model of a run, for predicting: no dataset is needed, nor anything else the run holds."""
+
+import os
+import pathlib
+
+import tensorflow as tf
+import tf_keras as keras
+
+from ssl_influence import averages, checkpoints, config, serving
+from ssl_influence.data import inputs as inputs_lib
+from ssl_influence.models import registry as models
+
+
+class Classifier:
+    """A model that takes inputs as data have them, and gives probabilities.
+
+    Attributes:
+      model: from inputs as `spec.normalize` gives them to (features, logits).
+      spec: its inputs and classes.
+      inputs: what `predict` takes: uint8 images [B, H, W, C] or float32 vectors [B, d].
+    """
+
+    def __init__(self, model: keras.Model, spec: inputs_lib.InputSpec):
+        self.model = model
+        self.spec = spec
+        dtype = tf.uint8 if spec.kind == "image" else tf.float32
+        self.inputs = tf.TensorSpec([None, *spec.shape], dtype, name="inputs")
+        self.predict = tf.function(self._predict, input_signature=[self.inputs])
+
+    def _predict(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(the probability of each class float32 [B, C], the class predicted int32 [B])."""
+        _, logits = self.model(self.spec.normalize(inputs), training=False)
+        # As in evaluation: logits that differ may give probabilities that do not.
+        return tf.nn.softmax(logits), tf.argmax(logits, 1, tf.int32)
+
+
+def load(
+    model_dir: str | os.PathLike,
+    settings: config.Config,
+    *,
+    step: int | None = None,
+    weights: str = "ema",
+) -> Classifier:
+    """The model of the run in `model_dir`.
+
+    Args:
+      model_dir: the run's directory.
+      settings: the run's.
+      step: of the checkpoint; None takes the newest.
+      weights: "ema", their moving average, which papers report; or "raw", the weights themselves.
+
+    Raises:
+      ConfigError: there is no such checkpoint, nothing says what the model takes, or there is no
+        model of such inputs.
+      CheckpointError: it cannot be read, or is of another model.
+    """
+    if weights not in serving.WEIGHTS:
+        raise config.ConfigError(f"weights={weights!r} is not one of {', '.join(serving.WEIGHTS)}.")
+    model_dir = pathlib.Path(model_dir)
+    spec = inputs_lib.read(model_dir / "inputs.json")
+    if spec.kind not in ("image", "vector"):
+        raise config.ConfigError(
+            f"{model_dir} takes inputs of kind {spec.kind!r}, which no model here is of: this "
+            "version predicts for images and vectors."
+        )
+    path = _checkpoint(model_dir / "checkpoints", step)
+    model = models.build(settings.model, spec.shape, len(spec.class_names), settings.train.seed)
+    state = {"model": model}
+    if weights == "ema":
+        state["ema"] = averages.of_model(model, settings.optimizer)
+    checkpoints.read(tf.train.Checkpoint(**state), path).assert_existing_objects_matched()
+    if weights == "ema":
+        state["ema"].assign()
+    return Classifier(model, spec)
+
+
+def _checkpoint(folder: pathlib.Path, step: int | None) -> str:
+    """The path prefix of the checkpoint of a step, or of the newest one."""
+    found = checkpoints.list_checkpoints(folder)
+    path = checkpoints.newest(folder) if step is None else found.get(step)
+    if path is None:
+        of_step = "" if step is None else f" of step {step}"
+        there = f"there are {', '.join(map(str, found))}" if found else "train there first"
+        raise config.ConfigError(f"{folder} holds no checkpoint{of_step}: {there}.")
+    return path
