@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names
-from ssl_influence.data.readers import released
+from ssl_influence.data import examples, names, released
 
 _PIXELS = 32 * 32 * 3
 

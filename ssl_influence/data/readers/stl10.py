@@ -7,8 +7,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, rows
-from ssl_influence.data.readers import released
+from ssl_influence.data import examples, names, released, rows
 
 _ARCHIVE, _FOLDER = "stl10_binary.tar.gz", "stl10_binary"
 _SHAPE = (96, 96, 3)

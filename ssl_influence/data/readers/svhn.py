@@ -5,8 +5,7 @@ import pathlib
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names
-from ssl_influence.data.readers import released
+from ssl_influence.data import examples, names, released
 
 
 def read(

@@ -1,0 +1,319 @@
+"""Images in TFRecord files: a tf.train.Example for each, read when it is asked for."""
+
+import array
+import glob
+import hashlib
+import mmap
+import os
+import pathlib
+import re
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssl_influence import config
+from ssl_influence.data import crc32c, examples, images, names, released
+
+# A record: its length (8 bytes), the masked checksum of that (4), the data, their checksum (4).
+_HEAD, _TAIL = 12, 4
+_NAME = re.compile(r"\.tfrecords?(-\d{5,}-of-\d{5,})?$")
+# A part's name as a folder, or as a word of the file's name (cifar10-train.tfrecord).
+_PART = re.compile(r"(?:^|[-_./])(train|test|validation|unlabell?ed)(?=[-_./])")
+_PARTS = {"unlabelled": examples.UNLABELED}
+_COLUMNS = {"image": "image/encoded", "label": "image/class/label"}
+_RAW = ("height", "width", "depth")
+
+
+def read(
+    name: names.DatasetName, place: str | None, settings: config.DataConfig
+) -> examples.Collection:
+    """The images of TFRecord files, in the order of the files' names and of the records in them.
+
+    Each record is a tf.train.Example with the bytes of an image file in `settings.image_column` and
+    one number in `settings.label_column` (of `image/encoded` and `image/class/label`, where those
+    are "image" and "label" and not there). Bytes beside the numbers `height`, `width` and `depth`
+    are the pixels themselves, row by row. A label -1 is an unknown one; in the part "unlabeled" it
+    may be missing.
+
+    The classes are named by the lines of `labels.txt` or of `<label column>.labels.txt` beside the
+    files, else by their numbers from 0 to the largest.
+
+    Every record is read once here, for its label and its checksum. What stays in memory is where
+    each begins and ends, 12 bytes, and its label, 4.
+
+    Args:
+      name: of the dataset.
+      place: a file; a folder, with the files *.tfrecord, *.tfrecords and *.tfrecord-00000-of-00001
+        in it or in folders within; or a pattern such as /data/*-train.rec. A file is of the part
+        that its own name or its folder's says (train, test, validation or unlabeled, between any of
+        -_./), else of train. Files of one part alone are of train where they were not found by a
+        folder.
+      settings: names of the columns, and how images are decoded.
+
+    Raises:
+      ConfigError: there is no such file; one is no TFRecord file, cut short, or damaged; a feature
+        is missing; a label is none. The message names the file and the record.
+    """
+    root, files = _find(place)
+    parts = {}
+    for path in files:
+        parts.setdefault(_part(path.relative_to(root)), []).append(path)
+    if len(parts) == 1 and not pathlib.Path(place).expanduser().is_dir():
+        parts = {examples.TRAIN: files}
+    where = f"{name.source}:{place}"
+    shards = {part: _Records(root, paths, part, settings) for part, paths in parts.items()}
+    class_names = _class_names(root, files, settings, shards)
+    found = {}
+    for part, records in shards.items():
+        if len(wrong := np.flatnonzero(records.labels >= len(class_names))):
+            raise config.ConfigError(
+                f"{where}: {records[wrong[0]]} has the label {records.labels[wrong[0]]}, and "
+                f"{len(class_names)} classes are named: mend the label or the list of names."
+            )
+        found[part] = images.examples_of(
+            records.image_file, records, records.labels, records.stamp, settings, where=where
+        )
+    return examples.Collection(where, class_names, found)
+
+
+def _find(place: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
+    """(the folder that all lie in, the files in the order of their paths below it)."""
+    path = pathlib.Path(place).expanduser()
+    if path.is_dir():
+        root = path
+        found = [p for p in path.rglob("*") if _NAME.search(p.name) and p.is_file()]
+    elif path.is_file():
+        root, found = path.parent, [path]
+    else:
+        fixed = list(path.parts)
+        while fixed and not pathlib.Path(*fixed).is_dir():
+            fixed.pop()
+        root = pathlib.Path(*fixed)
+        found = [pathlib.Path(p) for p in glob.glob(str(path), recursive=True)]
+        found = [p for p in found if p.is_file()]
+    if not found:
+        raise config.ConfigError(
+            f"There is no TFRecord file at {path}: name a file, a folder with *.tfrecord, "
+            "*.tfrecords or *.tfrecord-00000-of-00001, or a pattern of files."
+        )
+    for file in found:
+        released.inside(root, file)
+    return root, sorted(found, key=lambda p: os.fsencode(p.relative_to(root).as_posix()))
+
+
+def _part(path: pathlib.PurePath) -> str:
+    """The part that a path, relative to the folder of the data, is of."""
+    found = _PART.findall(path.as_posix())
+    part = found[-1] if found else examples.TRAIN
+    return _PARTS.get(part, part)
+
+
+def _class_names(
+    root: pathlib.Path,
+    files: Sequence[pathlib.Path],
+    settings: config.DataConfig,
+    shards: "dict[str, _Records]",
+) -> list[str]:
+    folders = dict.fromkeys([root, *(file.parent for file in files)])
+    for folder in folders:
+        for file in ("labels.txt", f"{settings.label_column.replace('/', '_')}.labels.txt"):
+            path = folder / file
+            if not path.is_file():
+                continue
+            try:
+                text = released.inside(root, path).read_text(encoding="utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise config.ConfigError(f"{path} is no text in UTF-8: mend it.") from error
+            named = [line.strip() for line in text.splitlines() if line.strip()]
+            if len(set(named)) != len(named) or not named:
+                raise config.ConfigError(
+                    f"{path} names {len(named)} classes, {len(set(named))} of them different: one "
+                    "name a line is expected, in the order of the labels."
+                )
+            return named
+    largest = max(int(records.labels.max(initial=0)) for records in shards.values())
+    return [str(c) for c in range(largest + 1)]
+
+
+class _Records(Sequence):
+    """The records of a part; as a sequence, what messages call each of them.
+
+    Attributes:
+      labels: int32 [n].
+      stamp: a digest of the checksums of all records.
+    """
+
+    def __init__(
+        self,
+        root: pathlib.Path,
+        paths: Sequence[pathlib.Path],
+        part: str,
+        settings: config.DataConfig,
+    ):
+        """Reads every record once.
+
+        Raises:
+          ConfigError: one cannot be had, or there is none.
+        """
+        self._root, self._settings = root, settings
+        self._files = [path.relative_to(root).as_posix() for path in paths]
+        digest = hashlib.sha256()
+        pieces = [_index(path, part, settings, digest) for path in paths]
+        # Where each record's data begin in its file, and how many bytes they are.
+        self._offsets, self._sizes, self.labels = (
+            np.concatenate([piece[i] for piece in pieces]) for i in range(3)
+        )
+        # The number of each file's first record; files without a record share theirs with the next.
+        self._starts = np.cumsum([0] + [len(piece[0]) for piece in pieces])
+        self.stamp = digest.hexdigest()
+        if not len(self):
+            raise config.ConfigError(
+                f"{paths[0]} holds no record"
+                + (f", nor do the {len(paths) - 1} others of its part" if len(paths) > 1 else "")
+                + ": write it again."
+            )
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        file, record = self._place(range(len(self))[index])
+        return f"{file} record {record}"
+
+    def _place(self, row: int) -> tuple[str, int]:
+        """(file, number of the record in it)."""
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._files[shard], int(row - self._starts[shard])
+
+    def image_file(self, row: int) -> bytes:
+        """The bytes of the record's image file; for pixels those of a PGM or PPM file.
+
+        Raises:
+          ConfigError: the data differ from their checksum, or hold no image.
+          OSError: the file cannot be read.
+        """
+        file, _ = self._place(row)
+        label, size = str(self._root / self[row]), int(self._sizes[row])
+        descriptor = os.open(self._root / file, os.O_RDONLY)
+        try:
+            data = os.pread(descriptor, size + _TAIL, int(self._offsets[row]))
+        finally:
+            os.close(descriptor)
+        if len(data) != size + _TAIL:
+            raise config.ConfigError(
+                f"{label} is cut short: the file has changed since it was first read; start again."
+            )
+        features = _features(data[:size], int.from_bytes(data[size:], "little"), label)
+        return _image_file(features, self._settings, label)
+
+
+def _index(
+    path: pathlib.Path, part: str, settings: config.DataConfig, digest: "hashlib._Hash"
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(offset int64 [n], size uint32 [n], labels int32 [n]) of a file; digests its checksums."""
+    offsets, sizes, labels = array.array("q"), array.array("I"), array.array("i")
+    total = path.stat().st_size
+    if not total:
+        return tuple(np.zeros(0, dtype) for dtype in (np.int64, np.uint32, np.int32))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        start = 0
+        while start < total:
+            label = f"{path} record {len(offsets)}"
+            if total - start < _HEAD:
+                raise _cut(label, start, total)
+            length, check = struct.unpack_from("<QI", view, start)
+            if crc32c.masked(crc32c.crc32c(view[start : start + 8])) != check:
+                raise config.ConfigError(_no_record(path, len(offsets), bytes(view[:2])))
+            end = start + _HEAD + length + _TAIL
+            if end > total:
+                raise _cut(label, start, total)
+            data = view[start + _HEAD : end - _TAIL]
+            stored = view[end - _TAIL : end]
+            features = _features(data, int.from_bytes(stored, "little"), label)
+            offsets.append(start + _HEAD)
+            sizes.append(length)
+            labels.append(_label(features, part, settings, label))
+            digest.update(stored)
+            start = end
+    digest.update(b"end of file")
+    return tuple(
+        np.array(values, dtype)
+        for values, dtype in ((offsets, np.int64), (sizes, np.uint32), (labels, np.int32))
+    )
+
+
+def _cut(label: str, start: int, total: int) -> config.ConfigError:
+    return config.ConfigError(
+        f"{label}, which begins at byte {start}, is cut short: the file ends after {total} bytes; "
+        "get it again."
+    )
+
+
+def _no_record(path: pathlib.Path, record: int, begin: bytes) -> str:
+    if begin == b"\x1f\x8b" and not record:
+        return f"{path} is compressed, and its records cannot be had one by one: gunzip it first."
+    if not record:
+        return f"{path} is no TFRecord file: it does not begin with a length and its checksum."
+    return f"{path} is damaged: the length of record {record} has another checksum; get it again."
+
+
+def _features(data: bytes, stored: int, label: str):
+    """The features of a record, by their names.
+
+    Raises:
+      ConfigError: the data have another checksum, or are no tf.train.Example.
+    """
+    import tensorflow as tf
+    from google.protobuf import message
+
+    if crc32c.masked(crc32c.crc32c(data)) != stored:
+        raise config.ConfigError(f"{label} is damaged: its data have another checksum.")
+    try:
+        return tf.train.Example.FromString(data).features.feature
+    except message.DecodeError as error:
+        raise config.ConfigError(f"{label} is no tf.train.Example: write it as one.") from error
+
+
+def _column(features, kind: str, settings: config.DataConfig) -> str:
+    """The name of the feature with the image or the label."""
+    column = getattr(settings, f"{kind}_column")
+    common = _COLUMNS[kind]
+    return common if column == kind and column not in features and common in features else column
+
+
+def _label(features, part: str, settings: config.DataConfig, label: str) -> int:
+    column = _column(features, "label", settings)
+    values = features[column].int64_list.value if column in features else ()
+    if len(values) == 1 and -1 <= values[0] < 2**31:
+        return values[0]
+    absent = column not in features or features[column].WhichOneof("kind") is None
+    if absent and part == examples.UNLABELED:
+        return -1
+    raise config.ConfigError(
+        f"{label} has no label: one int64 from -1 up is expected as {column!r}, of the features "
+        f"{_listed(features)}; name another one by label_column."
+    )
+
+
+def _image_file(features, settings: config.DataConfig, label: str) -> bytes:
+    column = _column(features, "image", settings)
+    values = features[column].bytes_list.value if column in features else ()
+    if len(values) != 1:
+        raise config.ConfigError(
+            f"{label} has no image: the bytes of one are expected as {column!r}, of the features "
+            f"{_listed(features)}; name another one by image_column."
+        )
+    sizes = [sum(features[side].int64_list.value) if side in features else 0 for side in _RAW]
+    # Files with encoded images often state their sizes too; pixels have exactly that many bytes.
+    if min(sizes) < 1 or len(values[0]) != np.prod(sizes, dtype=object):
+        return values[0]
+    if sizes[2] not in (1, 3):
+        raise config.ConfigError(f"{label} has the depth {sizes[2]}: 1 or 3 is expected.")
+    return released.as_file(np.frombuffer(values[0], np.uint8).reshape(sizes))
+
+
+def _listed(features) -> str:
+    return ", ".join(repr(name) for name in sorted(features)) or "(none)"
