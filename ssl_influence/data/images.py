@@ -33,9 +33,11 @@ _GRAY = ("1", "L", "LA", "La")
 _COLORED = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 _CHECKED_TOGETHER = 1024
 
-# What Pillow warns of once, before `_opened` sees the size, and only refuses at twice that size.
-# `warnings.catch_warnings` around the call would not do: it is not safe in threads.
+# Filters for the whole process, since `warnings.catch_warnings` is not safe in threads. Pillow only
+# warns of images up to twice its limit.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
+# Of metadata it cannot make sense of, for file after file. Damage to pixels raises.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def decode(data: bytes, name: str, settings: config.DataConfig) -> np.ndarray:
