@@ -186,7 +186,7 @@ def test_decompression_bombs_are_refused_before_their_pixels_are_read(side):
 def test_where_pillow_warns_there_is_the_error_alone(tmp_path):
     paths = [tmp_path / "large.png", tmp_path / "damaged.tif"]
     paths[0].write_bytes(png(10_000, 10_000, 8, 0))
-    paths[1].write_bytes(encoded(RGB, "TIFF")[:-30])
+    paths[1].write_bytes(encoded(RGB, "TIFF")[:60])
     script = (
         "import pathlib, sys\n"
         "from ssl_influence import config\n"
@@ -200,9 +200,8 @@ def test_where_pillow_warns_there_is_the_error_alone(tmp_path):
     )
     assert run.stderr == ""
     large, damaged = run.stdout.splitlines()
-    assert large.startswith("x has more than 89478485 pixels") and damaged.startswith(
-        "x is damaged"
-    )
+    assert large.startswith("x has more than 89478485 pixels")
+    assert damaged.startswith("x is not an image")
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM"])
