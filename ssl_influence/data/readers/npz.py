@@ -64,6 +64,8 @@ def read(
         if _CLASS_NAMES in headers:
             used.add(_CLASS_NAMES)
         _check_used(where, {array: headers[array] for array in sorted(used)}, settings)
+        for inputs_name, _ in chosen.values():
+            _check_inputs(where, inputs_name, headers[inputs_name])
         ignored = sorted(set(headers) - used)
         if ignored:
             _log.info("%s: ignored the arrays %s.", where, ", ".join(ignored))
@@ -255,29 +257,38 @@ def _classes(
     return class_names, None
 
 
-def _examples(
-    where: str, array: str, inputs: np.ndarray, labels: np.ndarray, settings: config.DataConfig
-) -> examples.Examples:
-    described = f"{where}: the inputs {array!r} are {inputs.dtype} {inputs.shape}"
-    if inputs.ndim == 2 and inputs.dtype.kind == "f":
-        return _vectors(where, array, inputs, labels, settings)
-    if inputs.ndim not in (3, 4):
+def _check_inputs(where: str, array: str, header: _Header) -> None:
+    """Raises ConfigError unless the array holds images or vectors."""
+    shape, dtype = header
+    described = f"{where}: the inputs {array!r} are {dtype} {shape}"
+    if dtype.kind == "f" and len(shape) == 2:
+        if not shape[1]:
+            raise config.ConfigError(f"{described}; vectors must have at least one entry.")
+        return
+    if len(shape) not in (3, 4):
         raise config.ConfigError(
             f"{described}; they must be uint8 images [n, H, W] or [n, H, W, C], or vectors [n, d] "
             "of floats."
         )
-    if inputs.dtype.kind != "u" or inputs.dtype.itemsize > 2:
+    if dtype.kind != "u" or dtype.itemsize > 2:
         raise config.ConfigError(
             f"{described}; images must be uint8 or uint16: save floats from 0 to 1 as "
             "numpy.rint(255 * x).astype('uint8')."
         )
-    if inputs.ndim == 4 and inputs.shape[3] not in (1, 3):
+    if len(shape) == 4 and shape[3] not in (1, 3):
         raise config.ConfigError(
             f"{described}; the last axis must be the channels, 1 or 3 of them: move it with "
             "numpy.moveaxis, drop transparency with x[..., :3]."
         )
-    if 0 in inputs.shape[1:]:
+    if 0 in shape[1:]:
         raise config.ConfigError(f"{described}; images must have at least one pixel.")
+
+
+def _examples(
+    where: str, array: str, inputs: np.ndarray, labels: np.ndarray, settings: config.DataConfig
+) -> examples.Examples:
+    if inputs.ndim == 2:
+        return _vectors(where, array, inputs, labels, settings)
     if inputs.dtype.itemsize == 2:
         inputs = images.to_uint8(inputs)
     if inputs.ndim == 3:
@@ -288,8 +299,6 @@ def _examples(
 def _vectors(
     where: str, array: str, inputs: np.ndarray, labels: np.ndarray, settings: config.DataConfig
 ) -> examples.Examples:
-    if inputs.shape[1] == 0:
-        raise config.ConfigError(f"{where}: the vectors {array!r} have no entry, {inputs.shape}.")
     with np.errstate(over="ignore"):  # what overflows is infinite, and refused
         vectors = inputs.astype(np.float32)
     finite = np.isfinite(vectors).all(axis=1)
