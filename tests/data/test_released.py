@@ -492,3 +492,173 @@ def test_stl10_with_a_wrong_file_is_refused(in_archive, file, change, says, tmp_
 def test_an_archive_of_stl10_that_memory_may_not_hold_is_refused_with_the_remedy(tmp_path):
     path = tar_of(tmp_path / "a.tar.gz", stl10_files()[0])
     refused(f"stl10:{path}", "max_memory_gb=1e-05", "unpack", max_memory_gb=1e-5)
+
+
+# TensorFlow Datasets
+
+
+def prepared(folder, *, name="tiny_birds", splits=None, sizes=((8, 6),), dtype=np.uint8):
+    """A set that TFDS itself prepares in `folder`; gives the images and labels of each split."""
+    import tensorflow_datasets as tfds
+
+    splits = splits or {"train": 5, "test": 2, "validation": 3, "unlabelled": 4}
+    one_size = sizes[0] if len(sizes) == 1 else (None, None)
+
+    class TinyBirds(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path = folder
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(
+                    {
+                        "image": tfds.features.Image(shape=(*one_size, 3), dtype=dtype),
+                        "label": tfds.features.ClassLabel(names=["crow", "owl"]),
+                        "wing": tfds.features.ClassLabel(num_classes=3),
+                        "size": tfds.features.Scalar(np.int32),
+                    }
+                ),
+            )
+
+        def _split_generators(self, _):
+            return {split: self._generate_examples(split) for split in splits}
+
+        def _generate_examples(self, split):
+            for number in range(splits[split]):
+                size = sizes[number % len(sizes)]
+                image = random_images(number + 10 * len(split), *size, 3).astype(dtype)
+                label = -1 if split == "unlabelled" else number % 2
+                features = {"image": image, "label": label, "wing": number % 3, "size": number}
+                yield number, features
+
+    TinyBirds.name = name
+    builder = TinyBirds(data_dir=str(folder))
+    builder.download_and_prepare()
+    return {split: list(tfds.as_numpy(builder.as_dataset(split=split))) for split in splits}
+
+
+def load_tfds(folder, name="tiny_birds", **settings):
+    return load(f"tfds:{name}", data_dir=str(folder), **settings)
+
+
+def test_splits_of_a_tfds_set_are_the_parts_in_the_order_of_its_files(tmp_path):
+    held = prepared(tmp_path)
+    for name in ("tiny_birds", "tiny_birds:1.0.0"):
+        data = load_tfds(tmp_path, name)
+        in_order = [e for split in ("train", "unlabelled", "validation") for e in held[split]]
+        np.testing.assert_array_equal(data.inputs, np.stack([e["image"] for e in in_order]))
+        np.testing.assert_array_equal(data.labels, [e["label"] for e in in_order])
+        np.testing.assert_array_equal(data.parts, [0] * 5 + [1] * 4 + [2] * 3)
+        np.testing.assert_array_equal(data.test_labels, [e["label"] for e in held["test"]])
+        assert data.class_names == ["crow", "owl"]
+    other = load_tfds(tmp_path, label_column="wing")
+    np.testing.assert_array_equal(other.labels[:5], [e["wing"] for e in held["train"]])
+    assert other.class_names == ["0", "1", "2"]
+
+
+def test_tfds_images_that_differ_in_size_need_image_size(tmp_path):
+    held = prepared(tmp_path, sizes=((8, 6), (12, 12)))
+    refused("tfds:tiny_birds", "differ in size", "image_size", data_dir=str(tmp_path))
+    data = load_tfds(tmp_path, image_size=(6,), image_channels=1)
+    assert data.inputs.shape == (12, 6, 6, 1)
+    for found, example in zip(data.inputs, held["train"], strict=False):
+        image = Image.fromarray(example["image"])
+        box = (0, 1, 6, 7) if image.size == (6, 8) else None
+        expected = image.convert("L").resize((6, 6), Image.Resampling.BILINEAR, box=box)
+        np.testing.assert_array_equal(found[..., 0], np.asarray(expected))
+
+
+def test_prepared_files_of_a_tfds_set_can_be_read_as_records(tmp_path):
+    held = prepared(tmp_path)
+    data = load(f"tfrecord:{tmp_path}/tiny_birds/1.0.0")
+    np.testing.assert_array_equal(data.inputs[:5], np.stack([e["image"] for e in held["train"]]))
+    np.testing.assert_array_equal(data.labels[5:9], [-1] * 4)
+    assert data.class_names == ["crow", "owl"] and len(data.test_labels) == 2
+
+
+def test_a_tfds_set_that_memory_may_not_hold_is_refused_with_the_remedies(tmp_path):
+    prepared(tmp_path)
+    refused(
+        "tfds:tiny_birds",
+        "max_memory_gb=1e-07",
+        f"tfrecord:{tmp_path}/tiny_birds",
+        data_dir=str(tmp_path),
+        max_memory_gb=1e-7,
+    )
+
+
+def test_tfds_sets_that_cannot_be_used_are_refused(tmp_path):
+    here = {"data_dir": str(tmp_path)}
+    refused("tfds:cifra10", "'cifra10'", "did you mean cifar10", **here)
+    refused("tfds:cifar10:9.9.9", "9.9.9", "only: 3.0.2", **here)
+    refused("tfds:cifar10/none", "'cifar10/none'", "BuilderConfig none not found", **here)
+    refused("tfds:a b", "'a b'", **here)
+    prepared(tmp_path, name="no_train", splits={"test": 2})
+    refused("tfds:no_train", "no split 'train', only test", **here)
+    prepared(tmp_path, name="deep", splits={"train": 2}, dtype=np.uint16)
+    refused("tfds:deep", "uint16", **here)
+    prepared(tmp_path)
+    refused(
+        "tfds:tiny_birds", "no Image called 'photo'", "size (Scalar)", **here, image_column="photo"
+    )
+    refused("tfds:tiny_birds", "no ClassLabel called 'size'", **here, label_column="size")
+    for path in (tmp_path / "tiny_birds" / "1.0.0").glob("*-train.tfrecord*"):
+        path.write_bytes(path.read_bytes()[:-9])
+    refused("tfds:tiny_birds", "cannot be read", str(tmp_path), "prepare", **here)
+
+
+def test_a_bad_image_of_a_tfds_set_is_left_out_where_bad_examples_are_skipped(tmp_path):
+    import tensorflow as tf
+
+    held = prepared(tmp_path, splits={"train": 3})
+    (path,) = (tmp_path / "tiny_birds" / "1.0.0").glob("*-train.tfrecord*")
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(records[0])
+        writer.write(records[1].replace(b"PNG", b"GNP"))
+        writer.write(records[2])
+    refused("tfds:tiny_birds", "train example 1", data_dir=str(tmp_path), image_size=(8, 6))
+    data = load_tfds(tmp_path, image_size=(8, 6), on_bad_example="skip")
+    expected = np.stack([held["train"][row]["image"] for row in (0, 2)])
+    np.testing.assert_array_equal(data.inputs, expected)
+    assert len(data.skipped) == 1 and "train example 1" in data.skipped[0]
+
+
+def test_stl10_and_svhn_extra_of_tfds_have_all_their_splits():
+    import tensorflow_datasets as tfds
+
+    asked = []
+    with tfds.testing.mock_data(num_examples=6):
+        as_dataset = tfds.core.DatasetBuilder.as_dataset
+
+        def recording(self, split=None, **arguments):
+            asked.append((self.name, split))
+            return as_dataset(self, split=split, **arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tfds.core.DatasetBuilder, "as_dataset", recording)
+            stl10, svhn = load("stl10"), load("svhn_cropped_extra")
+    np.testing.assert_array_equal(stl10.parts, [0] * 6 + [1] * 6)
+    assert stl10.inputs.shape == (12, 96, 96, 3) and svhn.inputs.shape == (6, 32, 32, 3)
+    assert asked == [
+        ("stl10", "train"),
+        ("stl10", "unlabelled"),
+        ("stl10", "test"),
+        ("svhn_cropped", "train+extra"),
+        ("svhn_cropped", "test"),
+    ]
+
+
+def test_a_bucket_is_handed_to_tfds_as_it_is(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def builder(name, data_dir):
+        raise RuntimeError(f"asked for {name} in {data_dir}")
+
+    monkeypatch.setattr(tfds, "builder", builder)
+    refused("tfds:mnist", "asked for mnist in gs://bucket/sets)", data_dir="gs://bucket/sets")
+
+
+def test_a_tfds_set_of_texts_is_refused_before_it_is_downloaded():
+    refused("tfds:imdb_reviews", "no Image called 'image'", "text (Text), label (ClassLabel)")
