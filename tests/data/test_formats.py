@@ -121,7 +121,7 @@ def fashion():
         pytest.skip(f"Debian's package dataset-fashion-mnist is not installed: no {FASHION}")
     parts = {}
     for part, names in FILES.items():
-        images, labels = (gzip.open(FASHION / f"{n}.gz").read() for n in names)
+        images, labels = (gzip.decompress((FASHION / f"{n}.gz").read_bytes()) for n in names)
         images = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)[:600]
         parts[part] = images, np.frombuffer(labels, np.uint8, offset=8)[:600].astype(np.int64)
     return parts
