@@ -140,6 +140,6 @@ def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         os.replace(unfinished, folder)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise config.ConfigError(f"{folder} cannot be written ({reason}).") from error
+        raise config.ConfigError(f"{folder} cannot be written ({reason}): name another.") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
