@@ -53,6 +53,8 @@ def naming_damage(path: os.PathLike | str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # gzip's own have none
+            raise config.ConfigError(f"{path} cannot be read: {error.strerror}.") from error
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise config.ConfigError(
             f"{path} cannot be read ({reason}): it is damaged or cut short; get it again."
@@ -168,6 +170,10 @@ def fitted(image: np.ndarray, settings: config.DataConfig, name: str) -> np.ndar
     size = (settings.image_size[0], settings.image_size[-1]) if settings.image_size else None
     if size in (None, (height, width)) and settings.image_channels in (None, channels):
         return image
+    if channels not in (1, 3):
+        raise config.ConfigError(
+            f"{name} has {channels} channels, and only images of 1 or 3 can be brought to a size."
+        )
     return images.decode(as_file(image), name, settings)
 
 

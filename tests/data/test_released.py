@@ -1,7 +1,9 @@
 """Datasets as they were released: tiny ones, written here from the published formats."""
 
+import errno
 import gzip
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -14,7 +16,8 @@ from PIL import Image
 from scipy import io as scipy_io
 
 from ssl_influence import config
-from ssl_influence.data import rows, sources
+from ssl_influence.data import rows, sources, splits
+from third_party import published_splits
 
 FASHION_MNIST = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
@@ -356,6 +359,32 @@ def test_a_place_without_cifar_says_what_belongs_there(tmp_path):
     refused(f"cifar100:{tmp_path / 'x'}", "There is no", "cifar-100-binary.tar.gz")
 
 
+def test_ids_of_another_project_choose_the_images_of_the_archive_that_they_mean(tmp_path):
+    path = tar_of(tmp_path / "a.tar.gz", cifar_binary("cifar10"))
+    ids = [0, 7, 19]
+    (tmp_path / "x-label.json").write_text(json.dumps({"distribution": [1.0] * 10, "label": ids}))
+    published_splits.write_ids(
+        tmp_path / "ids.txt", published_splits.read_fixmatch(tmp_path / "x-label.json"), "of a test"
+    )
+    settings = config.DataConfig(labeled_ids=str(tmp_path / "ids.txt"))
+    name = sources.parse_name(f"cifar10:{path}.1@3-0")
+    data = sources.load(name, settings)
+    np.testing.assert_array_equal(splits.draw(data, name, settings).labeled, ids)
+    batches = cifar_data("cifar10")
+    expected = [batches[i // 4][0][i % 4] for i in ids]
+    np.testing.assert_array_equal(data.inputs[ids], expected)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    path = tar_of(tmp_path / "a.tar.gz", cifar_binary("cifar10"))
+
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(tarfile, "open", denied)
+    refused(f"cifar10:{path}", "a.tar.gz cannot be read: Permission denied.")
+
+
 # SVHN
 
 
@@ -447,6 +476,20 @@ def test_stl10_has_its_unlabeled_images_after_the_labeled_ones(form, tmp_path):
     np.testing.assert_array_equal(rows.in_memory(data.test_inputs), images["test"])
     np.testing.assert_array_equal(data.test_labels, [1, 8, 9])
     assert data.class_names == [f"kind{c}" for c in range(10)] and data.flip and not data.skipped
+
+
+def test_stl10_lazily_read_has_another_digest_where_an_image_differs_but_not_for_a_copy(tmp_path):
+    files, _ = stl10_files()
+    digests = []
+    for number, change in enumerate((0, 0, 1)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        images = bytearray(files["train_X.bin"])
+        images[100_000] ^= change
+        for name, data in {**files, "train_X.bin": images}.items():
+            (folder / name).write_bytes(data)
+        digests.append(load(f"stl10:{folder}", max_memory_gb=0.0).inputs.digest())
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_stl10_is_scaled_where_image_size_says_so(tmp_path):
