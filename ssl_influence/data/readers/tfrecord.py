@@ -1,6 +1,7 @@
 """Images in TFRecord files: a tf.train.Example for each, read when it is asked for."""
 
 import array
+import contextlib
 import glob
 import hashlib
 import mmap
@@ -17,6 +18,7 @@ from ssl_influence.data import crc32c, examples, images, names, released
 
 # A record: its length (8 bytes), the masked checksum of that (4), the data, their checksum (4).
 _HEAD, _TAIL = 12, 4
+_READ_BATCH = 16  # records
 _NAME = re.compile(r"\.tfrecords?(-\d{5,}-of-\d{5,})?$")
 # A part's name as a folder, or as a word of the file's name (cifar10-train.tfrecord).
 _PART = re.compile(r"(?:^|[-_./])(train|test|validation|unlabell?ed)(?=[-_./])")
@@ -136,6 +138,10 @@ def _class_names(
     return [str(c) for c in range(largest + 1)]
 
 
+class _BadRecordError(Exception):
+    """A record that cannot be used. The message goes on after the record's name."""
+
+
 class _Records(Sequence):
     """The records of a part; as a sequence, what messages call each of them.
 
@@ -156,13 +162,13 @@ class _Records(Sequence):
         Raises:
           ConfigError: one cannot be had, or there is none.
         """
-        self._root, self._settings = root, settings
+        self._root, self._part, self._settings = root, part, settings
         self._files = [path.relative_to(root).as_posix() for path in paths]
         digest = hashlib.sha256()
-        pieces = [_index(path, part, settings, digest) for path in paths]
+        pieces = [_index(path, digest) for path in paths]
         # Where each record's data begin in its file, and how many bytes they are.
-        self._offsets, self._sizes, self.labels = (
-            np.concatenate([piece[i] for piece in pieces]) for i in range(3)
+        self._offsets, self._sizes = (
+            np.concatenate([piece[i] for piece in pieces]) for i in range(2)
         )
         # The number of each file's first record; files without a record share theirs with the next.
         self._starts = np.cumsum([0] + [len(piece[0]) for piece in pieces])
@@ -173,9 +179,10 @@ class _Records(Sequence):
                 + (f", nor do the {len(paths) - 1} others of its part" if len(paths) > 1 else "")
                 + ": write it again."
             )
+        self.labels = self._read_labels()
 
     def __len__(self):
-        return len(self.labels)
+        return len(self._offsets)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
@@ -195,60 +202,82 @@ class _Records(Sequence):
           ConfigError: the data differ from their checksum, or hold no image.
           OSError: the file cannot be read.
         """
-        file, _ = self._place(row)
-        label, size = str(self._root / self[row]), int(self._sizes[row])
-        descriptor = os.open(self._root / file, os.O_RDONLY)
+        try:
+            return _image_file(_features(self._data(row)), self._settings)
+        except _BadRecordError as error:
+            raise self._error(row, error) from error
+
+    def _error(self, row: int, reason: object) -> config.ConfigError:
+        return config.ConfigError(f"{self._root / self[row]} {reason}")
+
+    def _data(self, row: int) -> bytes:
+        """The data of the record, compared with their checksum."""
+        size = int(self._sizes[row])
+        descriptor = os.open(self._root / self._place(row)[0], os.O_RDONLY)
         try:
             data = os.pread(descriptor, size + _TAIL, int(self._offsets[row]))
         finally:
             os.close(descriptor)
         if len(data) != size + _TAIL:
-            raise config.ConfigError(
-                f"{label} is cut short: the file has changed since it was first read; start again."
-            )
-        features = _features(data[:size], int.from_bytes(data[size:], "little"), label)
-        return _image_file(features, self._settings, label)
+            raise self._error(row, "is cut short: the file has changed; start again.")
+        data, stored = data[:size], int.from_bytes(data[size:], "little")
+        if crc32c.masked(crc32c.crc32c(data)) != stored:
+            raise self._error(row, "is damaged: its data have another checksum; get it again.")
+        return data
+
+    def _read_labels(self) -> np.ndarray:
+        """int32 [n], from the data of all records in turn."""
+        import tensorflow as tf
+
+        labels, row = np.empty(len(self), np.int32), 0
+        # Here and not in `_data`, TensorFlow compares the checksums: several times as fast.
+        paths = [str(self._root / file) for file in self._files]
+        dataset = tf.data.TFRecordDataset(paths, buffer_size=1 << 20).batch(_READ_BATCH)
+        try:
+            for batch in dataset.as_numpy_iterator():
+                for data in batch:
+                    labels[row] = _label(_features(data), self._part, self._settings)
+                    row += 1
+        except _BadRecordError as error:
+            raise self._error(row, error) from error
+        except tf.errors.DataLossError as error:
+            for damaged in range(row, len(self)):
+                self._data(damaged)  # raises; TensorFlow does not say which record it was
+            reason = error.message.splitlines()[0]
+            raise self._error(row, f"or one after it cannot be read: {reason}.") from error
+        return labels
 
 
-def _index(
-    path: pathlib.Path, part: str, settings: config.DataConfig, digest: "hashlib._Hash"
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(offset int64 [n], size uint32 [n], labels int32 [n]) of a file; digests its checksums."""
-    offsets, sizes, labels = array.array("q"), array.array("I"), array.array("i")
-    total = path.stat().st_size
-    if not total:
-        return tuple(np.zeros(0, dtype) for dtype in (np.int64, np.uint32, np.int32))
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        start = 0
+def _index(path: pathlib.Path, digest: "hashlib._Hash") -> tuple[np.ndarray, np.ndarray]:
+    """(offset int64 [n], size uint32 [n]) of the data in a file; digests their checksums."""
+    offsets, sizes = array.array("q"), array.array("I")
+    start, total = 0, path.stat().st_size
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(released.naming_damage(path))
+        file = stack.enter_context(open(path, "rb"))
+        if total:  # An empty file cannot be mapped.
+            view = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         while start < total:
-            label = f"{path} record {len(offsets)}"
             if total - start < _HEAD:
-                raise _cut(label, start, total)
+                raise _cut(path, len(offsets), start, total)
             length, check = struct.unpack_from("<QI", view, start)
             if crc32c.masked(crc32c.crc32c(view[start : start + 8])) != check:
-                raise config.ConfigError(_no_record(path, len(offsets), bytes(view[:2])))
+                raise config.ConfigError(_no_record(path, len(offsets), view[:2]))
             end = start + _HEAD + length + _TAIL
             if end > total:
-                raise _cut(label, start, total)
-            data = view[start + _HEAD : end - _TAIL]
-            stored = view[end - _TAIL : end]
-            features = _features(data, int.from_bytes(stored, "little"), label)
+                raise _cut(path, len(offsets), start, total)
             offsets.append(start + _HEAD)
             sizes.append(length)
-            labels.append(_label(features, part, settings, label))
-            digest.update(stored)
+            digest.update(view[end - _TAIL : end])
             start = end
     digest.update(b"end of file")
-    return tuple(
-        np.array(values, dtype)
-        for values, dtype in ((offsets, np.int64), (sizes, np.uint32), (labels, np.int32))
-    )
+    return np.array(offsets, np.int64), np.array(sizes, np.uint32)
 
 
-def _cut(label: str, start: int, total: int) -> config.ConfigError:
+def _cut(path: pathlib.Path, record: int, start: int, total: int) -> config.ConfigError:
     return config.ConfigError(
-        f"{label}, which begins at byte {start}, is cut short: the file ends after {total} bytes; "
-        "get it again."
+        f"{path} record {record}, which begins at byte {start}, is cut short: the file ends after "
+        f"{total} bytes; get it again."
     )
 
 
@@ -260,21 +289,19 @@ def _no_record(path: pathlib.Path, record: int, begin: bytes) -> str:
     return f"{path} is damaged: the length of record {record} has another checksum; get it again."
 
 
-def _features(data: bytes, stored: int, label: str):
+def _features(data: bytes):
     """The features of a record, by their names.
 
     Raises:
-      ConfigError: the data have another checksum, or are no tf.train.Example.
+      _BadRecordError: the data are no tf.train.Example.
     """
     import tensorflow as tf
     from google.protobuf import message
 
-    if crc32c.masked(crc32c.crc32c(data)) != stored:
-        raise config.ConfigError(f"{label} is damaged: its data have another checksum.")
     try:
         return tf.train.Example.FromString(data).features.feature
     except message.DecodeError as error:
-        raise config.ConfigError(f"{label} is no tf.train.Example: write it as one.") from error
+        raise _BadRecordError("is no tf.train.Example: write it as one.") from error
 
 
 def _column(features, kind: str, settings: config.DataConfig) -> str:
@@ -284,7 +311,7 @@ def _column(features, kind: str, settings: config.DataConfig) -> str:
     return common if column == kind and column not in features and common in features else column
 
 
-def _label(features, part: str, settings: config.DataConfig, label: str) -> int:
+def _label(features, part: str, settings: config.DataConfig) -> int:
     column = _column(features, "label", settings)
     values = features[column].int64_list.value if column in features else ()
     if len(values) == 1 and -1 <= values[0] < 2**31:
@@ -292,18 +319,18 @@ def _label(features, part: str, settings: config.DataConfig, label: str) -> int:
     absent = column not in features or features[column].WhichOneof("kind") is None
     if absent and part == examples.UNLABELED:
         return -1
-    raise config.ConfigError(
-        f"{label} has no label: one int64 from -1 up is expected as {column!r}, of the features "
+    raise _BadRecordError(
+        f"has no label: one int64 from -1 up is expected as {column!r}, of the features "
         f"{_listed(features)}; name another one by label_column."
     )
 
 
-def _image_file(features, settings: config.DataConfig, label: str) -> bytes:
+def _image_file(features, settings: config.DataConfig) -> bytes:
     column = _column(features, "image", settings)
     values = features[column].bytes_list.value if column in features else ()
     if len(values) != 1:
-        raise config.ConfigError(
-            f"{label} has no image: the bytes of one are expected as {column!r}, of the features "
+        raise _BadRecordError(
+            f"has no image: the bytes of one are expected as {column!r}, of the features "
             f"{_listed(features)}; name another one by image_column."
         )
     sizes = [sum(features[side].int64_list.value) if side in features else 0 for side in _RAW]
@@ -311,7 +338,7 @@ def _image_file(features, settings: config.DataConfig, label: str) -> bytes:
     if min(sizes) < 1 or len(values[0]) != np.prod(sizes, dtype=object):
         return values[0]
     if sizes[2] not in (1, 3):
-        raise config.ConfigError(f"{label} has the depth {sizes[2]}: 1 or 3 is expected.")
+        raise _BadRecordError(f"has the depth {sizes[2]}: 1 or 3 is expected.")
     return released.as_file(np.frombuffer(values[0], np.uint8).reshape(sizes))
 
 
