@@ -20,6 +20,8 @@ _log = logging.getLogger("ssl_influence")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 _EXIF_ORIENTATION = 0x0112  # Exif 2.32, section 4.6.4 A: how the camera was held, 1 to 8
+# TIFF 6.0, section 8; a photometric interpretation of 0 says that 0 is white.
+_TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -220,7 +222,13 @@ def _to_bytes(image: Image.Image, name: str) -> Image.Image:
     """
     # Mode I has 32 bits; PNG and PGM fill it with 16, TIFF with all of them.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(to_uint8(np.asarray(image)))
+        wide = np.asarray(image)
+        if image.format == "TIFF":
+            if image.tag_v2.get(_TIFF_BITS) != (16,):
+                raise config.ConfigError(f"{name} has 12 bits a pixel: save it with 8 or 16.")
+            if image.tag_v2.get(_TIFF_PHOTOMETRIC) == 0:  # Pillow inverts 8 bits alone
+                wide = 65535 - wide
+        return Image.fromarray(to_uint8(wide))
     if image.mode in _GRAY:
         return image.convert("L") if image.mode != "La" else image.convert("LA").convert("L")
     if image.mode in _COLORED:

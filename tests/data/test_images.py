@@ -120,6 +120,20 @@ def test_every_16_bit_gray_goes_to_the_nearest_of_256():
         np.testing.assert_array_equal(decoded(data), nearest)
 
 
+def test_a_tiff_whose_0_is_white_is_inverted_with_16_bits_as_with_8():
+    wide = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    white_is_zero = encoded(Image.fromarray(wide), "TIFF", tiffinfo={262: 0})  # pixels as they are
+    np.testing.assert_array_equal(decoded(white_is_zero)[..., 0].ravel(), np.arange(256)[::-1])
+
+
+def test_a_tiff_of_12_bits_is_refused():
+    data = encoded(Image.fromarray(np.zeros((2, 2), np.uint16)), "TIFF")
+    entry = struct.pack("<HHIHH", 258, 3, 1, 16, 0)  # BitsPerSample
+    assert entry in data
+    with pytest.raises(config.ConfigError, match="^x.png has 12 bits"):
+        decoded(data.replace(entry, struct.pack("<HHIHH", 258, 3, 1, 12, 0)))
+
+
 def test_16_bit_colors_keep_their_upper_byte():
     wide = RNG.integers(0, 65536, (2, 3, 3)).astype(">u2")
     scanlines = b"".join(b"\0" + row.tobytes() for row in wide)

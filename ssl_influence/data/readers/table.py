@@ -32,10 +32,10 @@ _PARTS = {
     "test": examples.TEST,
 }
 _BREAK = re.compile(r"\r\n|\r|\n")
-# What bytes that are no UTF-8 are read as (PEP 383), and what stands for a NUL, which csv refuses
-# before Python 3.11.
+# Stands for a NUL, which csv refuses before Python 3.11.
 _NUL = "\udc00"
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+# That, or a byte that is no UTF-8 as PEP 383 has it read.
+_WRONG = re.compile("[\udc00\udc80-\udcff]")
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -157,7 +157,7 @@ def _check_text(where: str, record: _Record) -> None:
     """Raises _BadRow for bytes that are no UTF-8, with the line they are in, and for NUL."""
     line = record.line
     for cell in record.cells:
-        if not cell.isascii() and (wrong := _NOT_UTF8.search(cell) or re.search(_NUL, cell)):
+        if not cell.isascii() and (wrong := _WRONG.search(cell)):
             line += len(_BREAK.findall(cell, 0, wrong.start()))
             what = (
                 "a NUL character"
@@ -402,7 +402,7 @@ class _Table:
         if self.layout.kind == "image":
             return self._image_examples(chosen, labels, settings)
         if self.layout.kind == "vector":
-            vectors = np.array(self._inputs, np.float32).reshape(-1, len(self.layout.inputs))
+            vectors = np.frombuffer(self._inputs, np.float32).reshape(-1, len(self.layout.inputs))
             inputs = vectors[chosen]
         else:
             inputs = np.array([self._inputs[row] for row in chosen], object)
