@@ -138,11 +138,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
       NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
     """
     model_dir = pathlib.Path(model_dir)
-    with (
-        _claimed(model_dir, built, program),
-        _stop_requests() as stop_requested,
-        _reading(built.pipeline),
-    ):
+    with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
         _start_weights(built, model_dir)
         _describe_data(built)
         step = outer_loop.train(
@@ -181,10 +177,7 @@ def evaluate(
     """
     model_dir = pathlib.Path(model_dir)
     every = built.config.train.checkpoint_every
-    with (
-        _results_claimed(model_dir / "eval", built, wait=follow_s is None),
-        _reading(built.pipeline),
-    ):
+    with _results_claimed(model_dir / "eval", built, wait=follow_s is None):
         batches = {
             split: built.pipeline.evaluation_batches(split, batch_size)
             for split in evaluated_splits(built)
@@ -321,17 +314,6 @@ def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
 def evaluated_splits(built: Run) -> tuple[str, ...]:
     """What errors are measured on: test and validation; validation alone where there is no test."""
     return ("test", "validation") if len(built.source.test_labels) else ("validation",)
-
-
-@contextmanager
-def _reading(pipeline: pipeline_lib.Pipeline) -> Iterator[None]:
-    """Raises what Python raised while it read an input, in place of TensorFlow's account of it."""
-    try:
-        yield
-    except tf.errors.OpError:
-        if pipeline.read_error is not None:
-            raise pipeline.read_error from None
-        raise
 
 
 @contextmanager

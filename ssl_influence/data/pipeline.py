@@ -35,26 +35,6 @@ _MADE_AHEAD = min(os.cpu_count() or 1, 8)
 _log = logging.getLogger(__name__)
 
 
-class _Reader:
-    """Inputs by id, in graphs: a gather in memory, or a call of Python where they are lazy."""
-
-    def __init__(self, inputs: rows.Rows):
-        self._inputs = inputs
-        self._held = tf.constant(inputs) if isinstance(inputs, np.ndarray) else None
-
-    def take(self, ids: tf.Tensor) -> tf.Tensor:
-        """Inputs [B, ...] of the ids [B]."""
-        if self._held is not None:
-            return tf.gather(self._held, ids)
-        read = tf.numpy_function(self._inputs.read, [ids], tf.uint8, stateful=False)
-        return tf.ensure_shape(read, [ids.shape[0], *self._inputs.shape[1:]])
-
-    @property
-    def error(self) -> Exception | None:
-        """What reading last failed with."""
-        return None if self._held is not None else self._inputs.error
-
-
 class Pipeline:
     """The batches of a run.
 
@@ -139,23 +119,32 @@ class Pipeline:
         )
         # Eager tensors, which traced functions take by reference: no graph holds a copy of them.
         with tf.device("/cpu:0"):
-            self._inputs = _Reader(source.inputs)
+            self._read = _reader(source.inputs)
             self._labels = tf.constant(source.labels)
-            self._test_inputs = _Reader(source.test_inputs)
+            self._read_test = _reader(source.test_inputs)
             self._test_labels = tf.constant(source.test_labels)
             self._ids = {role: tf.constant(getattr(split, role), tf.int64) for role in splits.ROLES}
             self._seed = tf.constant([seed, 0], tf.int64)
-        self._train = tf.function(functools.partial(self._training_batch, _TRAIN), autograph=False)
-        self._fresh = tf.function(functools.partial(self._training_batch, _FRESH), autograph=False)
-        self._validation = tf.function(self._validation_batch, autograph=False)
-
-    @property
-    def read_error(self) -> Exception | None:
-        """What reading lazy inputs last failed with; TensorFlow's error has but its text."""
-        return self._inputs.error or self._test_inputs.error
+        self._lazy, self._lazy_test = (
+            isinstance(inputs, rows.LazyImages) for inputs in (source.inputs, source.test_inputs)
+        )
+        self._train, self._fresh = (
+            _composed(
+                functools.partial(self._training_ids, stream),
+                self._read,
+                functools.partial(self._training_batch, stream),
+                lazy=self._lazy,
+            )
+            for stream in (_TRAIN, _FRESH)
+        )
+        self._validation = _composed(
+            self._validation_ids, self._read, self._validation_batch, lazy=self._lazy
+        )
 
     def train_batch(self, step: int | tf.Tensor) -> Batch:
-        """The training batch of a step; may be called in a tf.function and in tf.data.
+        """The training batch of a step.
+
+        May be called in a tf.function and in tf.data, unless inputs are lazy.
 
         Args:
           step: int64 scalar.
@@ -205,29 +194,33 @@ class Pipeline:
           stop_step: the last and one.
 
         Returns:
-          A tf.data.Dataset; with CTAugment an iterator, since nothing may be made ahead across a
-          snapshot.
+          A tf.data.Dataset; where inputs are lazy, batches that threads make; with CTAugment an
+          iterator, since nothing may be made ahead across a snapshot.
+
+        Raises:
+          ConfigError: while it is gone through, a lazy input cannot be read.
         """
         if self._augmenter is not None:
             return self._adapting_batches(start_step, stop_step)
+        if self._lazy:
+            return _InThreads(self.train_batch, range(start_step, stop_step))
         steps = tf.data.Dataset.range(start_step, stop_step)
         batches = steps.map(self.train_batch, tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(tf.data.AUTOTUNE)
 
     def _adapting_batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
         interval = self._augment.ctaugment_interval
-        # Not tf.data, which prepares a pipeline anew, for seconds, after every snapshot.
-        with futures.ThreadPoolExecutor(_MADE_AHEAD, "batches") as pool:
-            while start_step < stop_step:
-                if start_step % interval == 0:
-                    self._augmenter.take_snapshot()
-                end = min(stop_step, start_step - start_step % interval + interval)
-                # The value: the variable may change while batches are made.
-                make = functools.partial(self._train, rates=self._augmenter.snapshot.read_value())
-                yield from _made_ahead(pool, make, range(start_step, end))
-                start_step = end
+        while start_step < stop_step:
+            if start_step % interval == 0:
+                self._augmenter.take_snapshot()
+            end = min(stop_step, start_step - start_step % interval + interval)
+            # The value: the variable may change while batches are made.
+            rates = self._augmenter.snapshot.read_value()
+            # Not tf.data, which prepares a pipeline anew, for seconds, after every snapshot.
+            yield from _InThreads(lambda k, r=rates: self._train(k, r), range(start_step, end))
+            start_step = end
 
-    def evaluation_batches(self, role: str, batch_size: int) -> tf.data.Dataset:
+    def evaluation_batches(self, role: str, batch_size: int) -> Iterable[dict[str, tf.Tensor]]:
         """All examples of a role once, in the order of their ids, without augmentation.
 
         Args:
@@ -240,81 +233,96 @@ class Pipeline:
         """
         if role not in ("validation", "unlabeled", "test"):
             raise ValueError(f"role={role!r} is not one of validation, unlabeled, test.")
-        size = self._test_size if role == "test" else self._ids[role].shape[0]
+        is_test = role == "test"
+        size = self._test_size if is_test else self._ids[role].shape[0]
+        labels = self._test_labels if is_test else self._labels
 
-        def batch(index):
+        def draw(index):
             place = index * batch_size + tf.range(batch_size, dtype=tf.int64)
             mask = place < size
             place = tf.where(mask, place, 0)
-            if role == "test":
-                rows = self._rows(place, self._test_inputs, self._test_labels)
-            else:
-                rows = self._rows(tf.gather(self._ids[role], place), self._inputs, self._labels)
-            rows["inputs"] = self.spec.normalize(rows["inputs"])
+            return {role: place if is_test else tf.gather(self._ids[role], place), "mask": mask}
+
+        def finish(drawn, inputs, index):
+            mask, found = drawn["mask"], _rows(drawn[role], inputs[role], labels)
+            found["inputs"] = self.spec.normalize(found["inputs"])
             filled = {
                 name: tf.where(_expand(mask, value), value, tf.zeros_like(value))
-                for name, value in rows.items()
+                for name, value in found.items()
             }
             return {**filled, "mask": mask}
 
-        batches = tf.data.Dataset.range(-(-size // batch_size))
-        return batches.map(batch, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+        read, lazy = self._read, self._lazy
+        if is_test:
+            read, lazy = self._read_test, self._lazy_test
+        batch = _composed(draw, read, finish, lazy=lazy)
+        count = -(-size // batch_size)
+        if lazy:
+            return _InThreads(batch, range(count))
+        batches = tf.data.Dataset.range(count).map(batch, tf.data.AUTOTUNE, deterministic=True)
+        return batches.prefetch(tf.data.AUTOTUNE)
 
     def _state(self, step: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
         """What the batch of a step is a function of, beside the seed."""
         step = tf.cast(step, tf.int64)
         return (step,) if self._augmenter is None else (step, self._augmenter.snapshot.read_value())
 
-    def _training_batch(
+    def _training_ids(
         self, stream: int, step: tf.Tensor, rates: tf.Tensor | None = None
-    ) -> Batch:
-        with tf.device("/cpu:0"):
-            labeled = self._draw("labeled", self.labeled_batch_size, stream, _LABELED_ORDER, step)
-            labeled_images = labeled.pop("inputs")
-            seed = self._stream_seed(stream, _LABELED_VIEWS, step)
-            labeled["inputs"] = self._make_views(
-                labeled_images, seed, (self._labeled_view,), rates
-            )[self._labeled_view]
-            unlabeled = self._draw(
+    ) -> dict[str, tf.Tensor]:
+        return {
+            "labeled": self._draw("labeled", self.labeled_batch_size, stream, _LABELED_ORDER, step),
+            "unlabeled": self._draw(
                 "unlabeled", self.unlabeled_batch_size, stream, _UNLABELED_ORDER, step
-            )
-            images = unlabeled.pop("inputs")
-            seed = self._stream_seed(stream, _UNLABELED_VIEWS, step)
-            batch = {
-                "labeled": labeled,
-                "unlabeled": {**self._make_views(images, seed, self._views, rates), **unlabeled},
-            }
-            if rates is not None and stream == _TRAIN:
-                seed = self._stream_seed(stream, _PROBES, step)
-                inputs, slots = self._probe(labeled_images, seed)
-                batch["probe"] = {"inputs": inputs, "label": labeled["label"], "slots": slots}
-            return batch
+            ),
+        }
+
+    def _training_batch(
+        self,
+        stream: int,
+        ids: Mapping[str, tf.Tensor],
+        inputs: Mapping[str, tf.Tensor],
+        step: tf.Tensor,
+        rates: tf.Tensor | None = None,
+    ) -> Batch:
+        batch = {}
+        for role, purpose, names in (
+            ("labeled", _LABELED_VIEWS, (self._labeled_view,)),
+            ("unlabeled", _UNLABELED_VIEWS, self._views),
+        ):
+            found = _rows(ids[role], inputs[role], self._labels)
+            seed = self._stream_seed(stream, purpose, step)
+            made = self._make_views(found.pop("inputs"), seed, names, rates)
+            batch[role] = {**made, **found}
+        batch["labeled"]["inputs"] = batch["labeled"].pop(self._labeled_view)
+        if rates is not None and stream == _TRAIN:
+            seed = self._stream_seed(stream, _PROBES, step)
+            probes, slots = self._probe(inputs["labeled"], seed)
+            label = batch["labeled"]["label"]
+            batch["probe"] = {"inputs": probes, "label": label, "slots": slots}
+        return batch
 
     def _probe(self, images: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         flip, shift = policies.weak_settings(self._augment, self._flip, images.shape[1])
         probes, slots = ctaugment.probe(images, seed, self._augment, flip=flip, shift=shift)
         return self.spec.normalize(probes), slots
 
-    def _validation_batch(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        with tf.device("/cpu:0"):
-            rows = self._draw(
-                "validation", self.validation_batch_size, _VALIDATION, _VALIDATION_ORDER, step
-            )
-            return {**rows, "inputs": self.spec.normalize(rows["inputs"])}
+    def _validation_ids(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        size = self.validation_batch_size
+        return {"validation": self._draw("validation", size, _VALIDATION, _VALIDATION_ORDER, step)}
+
+    def _validation_batch(
+        self, ids: Mapping[str, tf.Tensor], inputs: Mapping[str, tf.Tensor], step: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        found = _rows(ids["validation"], inputs["validation"], self._labels)
+        return {**found, "inputs": self.spec.normalize(found["inputs"])}
 
     def _draw(
         self, role: str, batch_size: int, stream: int, purpose: int, step: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
+    ) -> tf.Tensor:
         seed = self._stream_seed(stream, purpose)
         places = shuffled_places(self._ids[role].shape[0], batch_size, seed, step)
-        return self._rows(tf.gather(self._ids[role], places), self._inputs, self._labels)
-
-    def _rows(self, ids: tf.Tensor, inputs: _Reader, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {
-            "inputs": inputs.take(ids),
-            "label": tf.gather(labels, ids),
-            "example_id": ids,
-        }
+        return tf.gather(self._ids[role], places)
 
     def _make_views(
         self,
@@ -333,6 +341,55 @@ class Pipeline:
     def _stream_seed(self, stream: int, purpose: int, step: tf.Tensor | None = None) -> tf.Tensor:
         seed = _fold_in(_fold_in(self._seed, stream), purpose)
         return seed if step is None else _fold_in(seed, step)
+
+
+def _reader(inputs: rows.Rows) -> Callable[[tf.Tensor], tf.Tensor]:
+    """What maps ids [B] to inputs [B, ...], in a graph unless they are lazy."""
+    if isinstance(inputs, np.ndarray):
+        held = tf.constant(inputs)
+        return lambda ids: tf.gather(held, ids)
+    return lambda ids: tf.constant(inputs.read(ids.numpy()))
+
+
+def _composed(
+    draw: Callable, read: Callable[[tf.Tensor], tf.Tensor], finish: Callable, *, lazy: bool
+) -> Callable:
+    """finish(ids, inputs, ...), ids = draw(...), inputs = read(...), as one graph, on the CPU.
+
+    Of lazy inputs, two graphs between which Python reads. Not one graph that calls Python
+    (tf.numpy_function): its threads would wait for the interpreter while that ends, for ever.
+
+    Args:
+      draw: (step, ...) -> {role: ids [B], and perhaps "mask"}.
+      read: see `_reader`.
+      finish: (what `draw` gave, {role: inputs}, step, ...) -> the batch.
+      lazy: whether inputs are read by Python.
+    """
+    graph = functools.partial(tf.function, autograph=False)
+    first, second = (graph(draw), graph(finish)) if lazy else (draw, finish)
+
+    def whole(step, *rest):
+        with tf.device("/cpu:0"):
+            drawn = first(step, *rest)
+            inputs = {role: read(ids) for role, ids in drawn.items() if role != "mask"}
+            return second(drawn, inputs, step, *rest)
+
+    return whole if lazy else graph(whole)
+
+
+def _rows(ids: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {"inputs": inputs, "label": tf.gather(labels, ids), "example_id": ids}
+
+
+class _InThreads:
+    """make(step) of each step in turn, made by threads ahead of its use; re-iterable."""
+
+    def __init__(self, make: Callable[[tf.Tensor], Batch], steps: Iterable[int]):
+        self._make, self._steps = make, steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        with futures.ThreadPoolExecutor(_MADE_AHEAD, "batches") as pool:
+            yield from _made_ahead(pool, self._make, self._steps)
 
 
 def _made_ahead(

@@ -44,8 +44,6 @@ class LazyImages:
       dtype: uint8.
       ndim: 4.
       read_one: row -> uint8 [H, W, C].
-      error: what the last failed `read` raised. TensorFlow passes on the text of an exception of
-        Python code alone; this is the exception itself.
     """
 
     dtype = np.dtype(np.uint8)
@@ -68,7 +66,6 @@ class LazyImages:
           stamp: differs where the images differ, as far as can be told without decoding them.
         """
         self.shape = (size, *image_shape)
-        self.error: Exception | None = None
         self.read_one = read_one
         self._stamp = stamp
 
@@ -87,12 +84,8 @@ class LazyImages:
           ConfigError: one cannot be had; names its file.
         """
         images = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        try:
-            for place, image in enumerate(_pool().map(self.read_one, np.asarray(rows).tolist())):
-                images[place] = image
-        except Exception as error:
-            self.error = error
-            raise
+        for place, image in enumerate(_pool().map(self.read_one, np.asarray(rows).tolist())):
+            images[place] = image
         return images
 
     def digest(self) -> str:

@@ -418,20 +418,20 @@ def test_images_that_are_read_when_needed_give_the_batches_of_those_in_memory(st
             _same(a, b)
 
 
-def test_an_image_that_cannot_be_read_is_known_by_its_own_error():
-    def read(row):
-        if row == 30:
-            raise config.ConfigError("cats/30.png is damaged.")
-        return _images().inputs[row]
+def test_an_image_that_cannot_be_read_ends_the_batches_with_its_error():
+    source, damaged = _images(), []
 
-    source = _images()
+    def read(row, images=source.inputs):
+        if row in damaged:
+            raise config.ConfigError("cats/30.png is damaged.")
+        return images[row]
+
     source = dataclasses.replace(source, inputs=rows.LazyImages(60, (8, 8, 3), read, ""))
-    built, _, _ = _build(source)
-    assert built.read_error is None
-    with pytest.raises(tf.errors.OpError):
-        for _ in built.train_dataset(0, 10):
-            pass
-    assert str(built.read_error) == "cats/30.png is damaged."
+    built, _, split = _build(source)
+    damaged.append(split.unlabeled[-1])
+    for batches in (built.train_dataset(0, 10), built.evaluation_batches("unlabeled", 9)):
+        with pytest.raises(config.ConfigError, match="cats/30.png is damaged."):
+            list(batches)
 
 
 def test_what_a_model_takes_comes_back_from_the_disk_bit_for_bit(tmp_path):

@@ -67,11 +67,10 @@ def test_a_digest_tells_contents_shapes_types_and_stamps_apart():
     assert rows.digest(np.arange(3, dtype=">i4")) == rows.digest(np.arange(3, dtype="<i4"))
 
 
-def test_what_reading_failed_with_is_kept_since_tensorflow_has_but_its_text():
+def test_a_row_that_cannot_be_read_is_named():
     def fail(row):
         raise config.ConfigError(f"row {row} is damaged.")
 
     damaged = rows.LazyImages(3, (1, 1, 1), fail, "")
     with pytest.raises(config.ConfigError, match="row 1 is damaged"):
         damaged.read(np.array([1]))
-    assert "row 1 is damaged" in str(damaged.error)
