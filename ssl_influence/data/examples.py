@@ -152,7 +152,7 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
     Args:
       collection: the dataset.
       others: part -> a collection of which that part is taken; of "unlabeled" both that and its
-        part "train". Where it has no such part its part "train" is taken.
+        part "train". Of one that has no part but "train" that is taken.
 
     Raises:
       ConfigError: there is no training example, or what is joined does not fit.
@@ -169,8 +169,7 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
     for part, examples in collection.parts.items():
         gathered[part].append((collection, examples))
     for part, other in others.items():
-        chosen = [part, TRAIN] if part == UNLABELED else [part if part in other.parts else TRAIN]
-        gathered[part] += [(other, other.parts[p]) for p in chosen if p in other.parts]
+        gathered[part] += [(other, other.parts[p]) for p in _parts_to_join(part, other)]
 
     number = {name: c for c, name in enumerate(class_names)}
     joined, strangers = {}, {}
@@ -222,6 +221,20 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
         names=_joined_names(with_ids),
         test_names=test.names,
         skipped=[line for e in (*with_ids, test) for line in e.skipped],
+    )
+
+
+def _parts_to_join(part: str, other: Collection) -> list[str]:
+    """The parts of another collection that are joined as `part`."""
+    if part == UNLABELED:
+        return [p for p in (UNLABELED, TRAIN) if p in other.parts]
+    if part in other.parts:
+        return [part]
+    if set(other.parts) <= {TRAIN, UNLABELED}:
+        return [TRAIN]
+    raise config.ConfigError(
+        f"{part}_data={other.name} has the parts {', '.join(other.parts)} and no {part} part: name "
+        "data that have one, or that are not in parts."
     )
 
 

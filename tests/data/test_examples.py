@@ -56,6 +56,14 @@ def test_a_part_is_taken_from_the_same_part_of_another_collection_or_from_its_tr
         assert source.test_inputs[:, 0, 0, 0].tolist() == expected
 
 
+def test_a_collection_in_parts_is_not_taken_for_one_that_it_has_not():
+    other = collection(train=part([0, 1]), validation=part([1]), name="theirs")
+    with pytest.raises(config.ConfigError, match="test_data=theirs has the parts train, valid"):
+        examples.assemble(collection(train=part([0, 1])), {"test": other})
+    source = examples.assemble(collection(train=part([0, 1])), {"validation": other})
+    assert source.parts.tolist() == [0, 0, 2]
+
+
 def test_classes_outside_the_task_are_strangers_among_the_unlabeled_examples():
     given = examples.Collection(
         "mine", ["a", "b", "z"], {"train": part([0, 1]), "unlabeled": part([2, 0])}, task_classes=2
