@@ -94,11 +94,14 @@ def fit(images: np.ndarray, settings: config.DataConfig) -> rows.Rows:
     if wanted == tuple(given):
         return images
 
-    def read_one(row: int) -> np.ndarray:
-        pixels = images[row]
-        return _fit_one(Image.fromarray(pixels[..., 0] if given[2] == 1 else pixels), settings)
+    return rows.LazyImages(
+        n, wanted, lambda row: fit_one(images[row], settings), rows.digest(images)
+    )
 
-    return rows.LazyImages(n, wanted, read_one, rows.digest(images))
+
+def fit_one(image: np.ndarray, settings: config.DataConfig) -> np.ndarray:
+    """As `fit`, of one image, uint8 [H, W, C]."""
+    return _fit_one(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image), settings)
 
 
 def to_uint8(wide: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import images, rows
 
 _T = TypeVar("_T")
 
@@ -145,39 +144,3 @@ def opened(path: pathlib.Path) -> Iterator[tuple[BinaryIO, int]]:
     size, zipped = path.stat().st_size, path.suffix == ".gz"
     with naming_damage(path), gzip.open(path) if zipped else open(path, "rb") as stream:
         yield stream, size * (_GZIP_RATIO if zipped else 1)
-
-
-def as_images(array: np.ndarray, settings: config.DataConfig, name: str) -> rows.Rows:
-    """Images uint8 [n, H, W, C], C 1 or 3, as image_size and image_channels want them.
-
-    The array itself where that changes nothing, else images made when they are asked for.
-    """
-    if not len(array):
-        return array
-    shape = fitted(array[0], settings, name).shape
-    if shape == array.shape[1:]:
-        return array
-
-    def read_one(row: int) -> np.ndarray:
-        return fitted(array[row], settings, f"{name} {row}")
-
-    return rows.LazyImages(len(array), shape, read_one, rows.digest(array))
-
-
-def fitted(image: np.ndarray, settings: config.DataConfig, name: str) -> np.ndarray:
-    """The image, uint8 [H, W, C] with C 1 or 3, as image_size and image_channels want it."""
-    height, width, channels = image.shape
-    size = (settings.image_size[0], settings.image_size[-1]) if settings.image_size else None
-    if size in (None, (height, width)) and settings.image_channels in (None, channels):
-        return image
-    if channels not in (1, 3):
-        raise config.ConfigError(
-            f"{name} has {channels} channels, and only images of 1 or 3 can be brought to a size."
-        )
-    return images.decode(as_file(image), name, settings)
-
-
-def as_file(image: np.ndarray) -> bytes:
-    """The bytes of a PGM or PPM file of an image, uint8 [H, W, C] with C 1 or 3."""
-    height, width, channels = image.shape
-    return b"P%d %d %d 255\n" % (5 if channels == 1 else 6, width, height) + image.tobytes()

@@ -10,6 +10,7 @@ often the data were read.
 
 import dataclasses
 import importlib
+import os
 
 import numpy as np
 
@@ -110,6 +111,7 @@ def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> 
 
 def _read(name: names.DatasetName, settings: config.DataConfig) -> examples.Collection:
     kind, colon, place = name.source.partition(":")
+    place = os.path.expanduser(place)  # no shell does so after a colon
     known = _KNOWN.get(kind)
     if not colon:
         reader, place = known and known.reader, None

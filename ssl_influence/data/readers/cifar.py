@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, released
+from ssl_influence.data import examples, images as images_lib, names, released
 
 _PIXELS = 32 * 32 * 3
 
@@ -143,7 +143,7 @@ def read(
                 f"{path}: the label of {part} image {wrong[0]} is {labels[wrong[0]]}, and {kind} "
                 f"has {len(class_names)} classes: it is damaged; get it again."
             )
-        images = released.as_images(images, settings, f"{path}: {part} image")
+        images = images_lib.fit(images, settings)
         parts[part] = examples.Examples(images, labels.astype(np.int32))
     return examples.Collection(f"{kind}:{place}", class_names, parts)
 

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, released
+from ssl_influence.data import examples, images as images_lib, names, released
 
 _PREFIXES = {examples.TRAIN: "train", examples.TEST: "t10k"}
 _UNSIGNED_BYTE = 0x08
@@ -64,7 +64,7 @@ def read(
                 f"{images_file} holds {len(images)} images and {labels_file.name} {len(labels)} "
                 "labels: they do not belong together."
             )
-        images = released.as_images(images[..., np.newaxis], settings, f"{images_file} image")
+        images = images_lib.fit(images[..., np.newaxis], settings)
         parts[part] = examples.Examples(images, labels.astype(np.int32))
         labels_files[part] = labels_file
     largest = max(int(e.labels.max(initial=0)) for e in parts.values())

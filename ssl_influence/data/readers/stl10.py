@@ -7,7 +7,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, released, rows
+from ssl_influence.data import examples, images as images_lib, names, released, rows
 
 _ARCHIVE, _FOLDER = "stl10_binary.tar.gz", "stl10_binary"
 _SHAPE = (96, 96, 3)
@@ -69,7 +69,7 @@ def read(
         if labels_file:
             labels = _labels(files[labels_file], len(images), path, images_file, labels_file)
         if isinstance(images, np.ndarray):
-            images = released.as_images(images, settings, f"{path}: {part} image")
+            images = images_lib.fit(images, settings)
         parts[part] = examples.Examples(images, labels)
     return examples.Collection(f"{name.source}:{place}", class_names, parts)
 
@@ -149,7 +149,7 @@ def _from_folder(
 
     def read_one(row: int) -> np.ndarray:
         image = np.ascontiguousarray(_upright(stored[row : row + 1])[0])
-        return released.fitted(image, settings, f"{label} image {row}")
+        return images_lib.fit_one(image, settings)
 
     # The size is the same for all, and the time of a file is no part of the data.
     sample = np.unique(np.linspace(0, len(stored) - 1, _STAMPED).astype(int))

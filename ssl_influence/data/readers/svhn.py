@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, released
+from ssl_influence.data import examples, images as images_lib, names, released
 
 
 def read(
@@ -32,7 +32,7 @@ def read(
             [images for images, _ in pieces], out=np.empty((len(labels), 32, 32, 3), np.uint8)
         )
         del pieces
-        images = released.as_images(images, settings, f"{folder}: {part} image")
+        images = images_lib.fit(images, settings)
         parts[part] = examples.Examples(images, labels)
     return examples.Collection(f"{name.source}:{place}", [str(digit) for digit in range(10)], parts)
 

@@ -339,8 +339,14 @@ def _image_file(features, settings: config.DataConfig) -> bytes:
         return values[0]
     if sizes[2] not in (1, 3):
         raise _BadRecordError(f"has the depth {sizes[2]}: 1 or 3 is expected.")
-    return released.as_file(np.frombuffer(values[0], np.uint8).reshape(sizes))
+    return _as_file(np.frombuffer(values[0], np.uint8).reshape(sizes))
 
 
 def _listed(features) -> str:
     return ", ".join(repr(name) for name in sorted(features)) or "(none)"
+
+
+def _as_file(image: np.ndarray) -> bytes:
+    """The bytes of a PGM or PPM file of an image, uint8 [H, W, C] with C 1 or 3."""
+    height, width, channels = image.shape
+    return b"P%d %d %d 255\n" % (5 if channels == 1 else 6, width, height) + image.tobytes()
