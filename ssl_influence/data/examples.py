@@ -15,6 +15,9 @@ from ssl_influence.data import rows
 # Parts of a dataset. Rows of the first three have ids, in this order: what splits may draw from.
 TRAIN, UNLABELED, VALIDATION, TEST = PARTS = ("train", "unlabeled", "validation", "test")
 
+# What folders and tables may call them.
+PART_NAMES = {**{part: part for part in PARTS}, "val": VALIDATION}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examples:

@@ -18,13 +18,6 @@ _log = logging.getLogger("ssl_influence")
 
 _EXTENSIONS = ("png", "jpg", "jpeg", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm")
 _ENDINGS = tuple(f".{extension}".encode() for extension in _EXTENSIONS)
-_PARTS = {
-    "train": examples.TRAIN,
-    "unlabeled": examples.UNLABELED,
-    "validation": examples.VALIDATION,
-    "val": examples.VALIDATION,
-    "test": examples.TEST,
-}
 
 
 def read(
@@ -214,7 +207,7 @@ def _pieces(tree: _Tree) -> tuple[dict[str, list[_Entry]], dict[str, list[bytes]
     folder_of = {}
     for entry in top:
         if isinstance(entry, _Folder):
-            part = _PARTS.get(os.fsdecode(entry.base).lower())
+            part = examples.PART_NAMES.get(os.fsdecode(entry.base).lower())
             if part is not None and part in folder_of:
                 raise config.ConfigError(
                     f"{tree.shown(entry.path)} and {os.fsdecode(folder_of[part].path)!r} are one "

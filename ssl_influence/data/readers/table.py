@@ -24,13 +24,6 @@ from ssl_influence.data import examples, images, names, rows
 _log = logging.getLogger("ssl_influence")
 
 _PART = "part"
-_PARTS = {
-    "train": examples.TRAIN,
-    "unlabeled": examples.UNLABELED,
-    "validation": examples.VALIDATION,
-    "val": examples.VALIDATION,
-    "test": examples.TEST,
-}
 _BREAK = re.compile(r"\r\n|\r|\n")
 # Stands for a NUL, which csv refuses before Python 3.11.
 _NUL = "\udc00"
@@ -261,11 +254,15 @@ class _Table:
                 f"{self.where}, line {line} has {len(cells)} cells, there are "
                 f"{len(layout.columns)} columns: mend or remove it."
             )
-        part = examples.TRAIN if layout.part is None else _PARTS.get(cells[layout.part].strip())
+        part = (
+            examples.TRAIN
+            if layout.part is None
+            else examples.PART_NAMES.get(cells[layout.part].strip())
+        )
         if part is None:
             raise _BadRow(
                 f"{self.where}, line {line}: {_cut(cells[layout.part])} in the column {_PART!r} is "
-                f"none of {', '.join(_PARTS)}."
+                f"none of {', '.join(examples.PART_NAMES)}."
             )
         label = "" if layout.label is None else cells[layout.label].strip()
         if layout.kind == "vector":
