@@ -189,3 +189,70 @@ def test_arrays_that_do_not_fit_together_are_refused(change, says):
     assert examples.Source(**fields).num_classes == 2
     with pytest.raises(config.ConfigError, match=says):
         examples.Source(**{**fields, **change})
+
+
+@pytest.mark.parametrize(
+    "dataset, says",
+    [
+        ("birds:/data.1@9-9", "'birds:/data' is not known.*your own data: folder:PLACE, npz:PLACE"),
+        ("folder:.1@9-9", "names no place after folder:"),
+        ("digits:/data.1@9-9", "'digits:/data' is not known"),
+    ],
+)
+def test_a_kind_of_data_that_there_is_not_is_refused_with_those_there_are(dataset, says):
+    with pytest.raises(config.ConfigError, match=says):
+        sources.load(sources.parse_name(dataset))
+
+
+def _save(path, labels, value, **more):
+    images = np.full([len(labels), 4, 4], value, np.uint8)
+    np.savez(path, images=images, labels=np.array(labels), **more)
+    return f"npz:{path}"
+
+
+def test_data_from_several_places_become_one_source(tmp_path, monkeypatch):
+    own = _save(tmp_path / "v1.own.npz", [0, 1, 1], 1, class_names=np.array(["cat", "dog"]))
+    pool = _save(tmp_path / "pool.npz", [1, 0, 2], 2, class_names=np.array(["ox", "dog", "cat"]))
+    judge = _save(tmp_path / "judge.npz", [1, 0], 3, class_names=np.array(["dog", "cat"]))
+    settings = config.DataConfig(unlabeled_data=pool, validation_data=judge, test_data=judge)
+    source = sources.load(sources.parse_name(own + ".1@2-2"), settings)
+    assert source.name == own and source.class_names == ["cat", "dog"]
+    assert source.inputs[:, 0, 0, 0].tolist() == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert source.labels.tolist() == [0, 1, 1, 1, -1, 0, 0, 1]
+    assert source.strangers.tolist() == [False] * 4 + [True] + [False] * 3
+    assert source.parts.tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert source.test_labels.tolist() == [0, 1]
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = sources.load(sources.parse_name("npz:~/v1.own.npz.1@2-0"))
+    np.testing.assert_array_equal(at_home.inputs, source.inputs[:3])
+
+
+def test_images_are_held_in_memory_up_to_the_bound(tmp_path):
+    from PIL import Image
+
+    for c in ("a", "b"):
+        (tmp_path / c).mkdir()
+        for k in range(4):
+            Image.fromarray(np.full([16, 16, 3], k, np.uint8)).save(tmp_path / c / f"{k}.png")
+    name = sources.parse_name(f"folder:{tmp_path}.1@2-2")
+    size = 8 * 16 * 16 * 3 / 2**30
+    held, lazy = (
+        sources.load(name, config.DataConfig(max_memory_gb=bound)) for bound in (size, size * 0.99)
+    )
+    assert isinstance(held.inputs, np.ndarray) and not isinstance(lazy.inputs, np.ndarray)
+    np.testing.assert_array_equal(held.inputs, lazy.inputs.read(np.arange(8)))
+
+
+def test_a_restricted_source_keeps_the_names_of_its_test_examples():
+    whole = sources.load(sources.parse_name("digits"))
+    named = dataclasses.replace(whole, test_names=[f"t{i}" for i in range(len(whole.test_labels))])
+    part = sources.restrict(named, (3, 8))
+    rows = np.flatnonzero(np.isin(whole.test_labels, (3, 8)))
+    assert list(part.test_names) == [f"t{i}" for i in rows]
+    again = sources.restrict(part, (1, 0))
+    np.testing.assert_array_equal(again.strangers, part.strangers)
+    assert sources.of_classes(whole, ()) is None
+    np.testing.assert_array_equal(sources.of_classes(whole, (3,)), whole.labels == 3)
+    with pytest.raises(config.ConfigError, match="unlabeled_classes=3,10.*no class 10"):
+        sources.of_classes(whole, (3, 10))
