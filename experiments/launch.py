@@ -294,6 +294,10 @@ def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
     if path is None or checkpoints.list_checkpoints(model_dir / "checkpoints"):
         return
     path = pathlib.Path(path).expanduser()
+    if not path.exists():
+        raise config_lib.ConfigError(
+            f"weights_from={path} does not exist: name a weights/weights-<step>.csv of a run."
+        )
     ids, weights, _ = checkpoints.read_weights(path)
     there = splits.read(path.parent.parent / "split.json")
     if there["inputs_sha256"] != built.manifest["inputs_sha256"]:

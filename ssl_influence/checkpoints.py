@@ -219,7 +219,8 @@ def read_weights(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray, np.nd
     """What `export_weights` wrote: example_id int64 [n], weight float64 [n], updates int64 [n].
 
     Raises:
-      ConfigError: there is no such file, or it is not one of weights.
+      FileNotFoundError: there is no such file.
+      ConfigError: it cannot be read, or is not one of weights.
     """
     try:
         with pathlib.Path(path).open(newline="", encoding="utf-8") as file:
@@ -229,6 +230,8 @@ def read_weights(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray, np.nd
             np.array([float(row["weight"]) for row in rows]),
             np.array([int(row["updates"]) for row in rows], np.int64),
         )
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise config.ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies
+from hypothesis import HealthCheck, given, settings, strategies
 
 from ssl_influence.reporting import ranking
 
@@ -23,6 +23,7 @@ def over_pairs(score, positive):
     return sum(pairs) / len(pairs) if pairs else math.nan
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ROWS)
 def test_auroc_counts_pairs_and_ties_half(rows):
     score, positive = (np.array(column) for column in zip(*rows, strict=True))
