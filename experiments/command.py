@@ -21,6 +21,8 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
         absl_logging.set_verbosity(absl_logging.WARNING)  # TensorFlow writes there too
         logging.getLogger("ssl_influence").setLevel(logging.INFO)
+        for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+            stream.reconfigure(errors="backslashreplace")
         try:
             main()
         except config_lib.UserError as error:

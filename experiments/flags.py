@@ -470,8 +470,13 @@ _TABLE = (
 )
 
 # Fields that a resumed run may change: they decide where things lie and what is kept, not the run.
+# (Of the data, the manifest holds digests and ids.)
 _FREE_ON_RESUME = {
     ("data", "data_dir"),
+    ("data", "unlabeled_data"),
+    ("data", "validation_data"),
+    ("data", "test_data"),
+    ("data", "max_memory_gb"),
     ("train", "checkpoint_every"),
     ("train", "keep_checkpoints"),
     ("train", "tensorboard"),
@@ -598,6 +603,8 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
     changed = []
     for name, concern, field, _ in _TABLE:
         before, after = value(old, name), value(config, name)
+        if name == "dataset" and _ending(before) == _ending(after):  # wherever it lies now
+            continue
         if before != after and (concern, field) not in free:
             changed.append(f"--{name}={before} there, {after} now")
     if changed:
@@ -605,6 +612,10 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
             f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
             "another --model_dir."
         )
+
+
+def _ending(dataset: str) -> str:
+    return dataset.rpartition(".")[2]
 
 
 def _has_schedule(method: config_lib.MethodConfig) -> bool:

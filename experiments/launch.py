@@ -87,7 +87,11 @@ def load_data(
     if config.data.known_classes:
         source = sources.restrict(source, config.data.known_classes)
     split = splits.draw(source, name, config.data, allowed)
-    source = splits.with_label_noise(source, split, config.data.label_noise, name.seed)
+    noisy = splits.with_label_noise(source, split, config.data.label_noise, name.seed)
+    wrong = np.count_nonzero(noisy.labels != source.labels)
+    if wrong:
+        _log.info("%d of %d labeled examples have a wrong label.", wrong, len(split.labeled))
+    source = noisy
     return source, split, name, config
 
 
@@ -303,9 +307,14 @@ def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
     if there["inputs_sha256"] != built.manifest["inputs_sha256"]:
         raise config_lib.ConfigError(
             f"weights_from={path} is of {there['dataset']}, whose examples are not those of "
-            f"{built.manifest['dataset']}: ids of one mean nothing in the other."
+            f"{built.manifest['dataset']}, or were read otherwise (by max_memory_gb): ids of one "
+            "mean nothing in the other."
         )
     ours = np.isin(ids, built.split.unlabeled)
+    if not ours.any():
+        raise config_lib.ConfigError(
+            f"weights_from={path} has no weight of an example that is unlabeled here."
+        )
     built.trainer.example_weights.start_from(ids[ours], weights[ours])
     _log.info(
         "%d of %d unlabeled examples start with their weights in %s.",

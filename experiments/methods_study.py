@@ -83,9 +83,7 @@ def plan() -> list[comparison.Cell]:
     return planned
 
 
-def _read(
-    settings: pathlib.Path, method: str, weighting: str | None = None
-) -> config_lib.Config:
+def _read(settings: pathlib.Path, method: str, weighting: str | None = None) -> config_lib.Config:
     path = settings / f"{method}.flags"
     if not path.is_file():
         there = ", ".join(sorted(found.stem for found in settings.glob("*.flags"))) or "none"

@@ -37,6 +37,7 @@ class Facts:
         unlabeled example takes part by design.
       minimum, maximum: the bounds of the example weights.
       validation_counts: validation examples of each class, [C].
+      class_names: one for each class.
     """
 
     train_steps: int
@@ -44,6 +45,7 @@ class Facts:
     minimum: float
     maximum: float
     validation_counts: np.ndarray
+    class_names: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +127,8 @@ def class_never_predicted(seen: Seen) -> str | None:
     """A class of the validation examples is predicted for none of them."""
     if not seen.judged or not seen.row.get("validation/classes_never_predicted"):
         return None
-    classes = ", ".join(map(str, seen.never_predicted[:CLASSES_NAMED]))
+    names = [seen.facts.class_names[c] for c in seen.never_predicted[:CLASSES_NAMED]]
+    classes = ", ".join(names)
     if len(seen.never_predicted) > CLASSES_NAMED:
         classes += f" and {len(seen.never_predicted) - CLASSES_NAMED} more"
     return (

@@ -244,6 +244,15 @@ class DataConfig:
             f"unlabeled_classes={','.join(map(str, self.unlabeled_classes))} must name different "
             "classes by their numbers.",
         )
+        _require(
+            not (self.unlabeled_classes and self.unlabeled_ids),
+            "unlabeled_classes has no effect beside unlabeled_ids: leave one of them out.",
+        )
+        for column in (self.text_column, self.image_column, self.label_column, *self.columns):
+            _require(
+                column == column.strip() != "" and "," not in column,
+                f"The column {column!r} cannot be: a name without commas, nor spaces around it.",
+            )
         known = self.known_classes
         _require(
             not known or (len(set(known)) == len(known) >= 2 and min(known) >= 0),

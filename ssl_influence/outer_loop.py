@@ -3,7 +3,7 @@
 import logging
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,10 @@ from ssl_influence import (
     metrics as metrics_lib,
     training,
 )
+
+# What an example weight should be able to move by, and what share of a moving average may be old.
+_HARDLY = 0.1
+_STILL_INITIAL = 0.5
 
 _log = logging.getLogger("ssl_influence")
 
@@ -51,7 +55,8 @@ def train(
     Args:
       trainer: holds all state.
       pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)`
-        and `evaluation_batches(role, batch_size)`.
+        and `evaluation_batches(role, batch_size)`; has `unlabeled_batch_size`, and in `spec` the
+        class names.
       model_dir: the run's directory; made where it is missing.
       config: length and intervals, and whether to write event files.
       weight_ids: ids of the unlabeled examples, whose weights are summarized in the metrics and
@@ -81,15 +86,9 @@ def train(
         _log.info("Already at step %d, the last." if finished else "Resuming from step %d.", start)
         # A kill may have come between the checkpoint and its weights.
         _export_weights(model_dir, start, trainer.example_weights, weight_ids)
-    weights = trainer.config.weights
-    first_weight_step = weights.warmup_steps + weights.inner_steps
-    if weights.weighting != "fixed" and first_weight_step >= config.train_steps:
-        _log.warning(
-            "No example weight will move: the first weight step comes after step %d of %d. Lower "
-            "--weight_warmup_steps or --inner_steps.",
-            first_weight_step,
-            config.train_steps,
-        )
+    expected_moves = pipeline.unlabeled_batch_size / max(len(weight_ids), 1)
+    for message in _short_run_warnings(trainer.config, config.train_steps, expected_moves):
+        _log.warning(message)
     evaluator = evaluation.Evaluator(trainer.model)
     validation = pipeline.evaluation_batches("validation", config_lib.EVALUATION_BATCH_SIZE)
     validation_counts = _count_labels(validation, trainer.head.units)
@@ -99,6 +98,7 @@ def train(
         minimum=trainer.example_weights.minimum,
         maximum=trainer.example_weights.maximum,
         validation_counts=validation_counts,
+        class_names=pipeline.spec.class_names,
     )
     journal = _Journal(model_dir, start, config, facts)
     throughput = metrics_lib.Throughput(lambda batch: _examples_in(batch, trainer.method))
@@ -221,6 +221,34 @@ def _export_weights(
     for path in folder.glob("weights-*.csv"):
         if checkpoints.step_of(path.stem) not in kept:
             path.unlink()
+
+
+def _short_run_warnings(config: config_lib.Config, steps: int, share: float) -> Iterator[str]:
+    """What a run of so many steps is too short for; a batch has a share of the unlabeled examples.
+
+    Below `_HARDLY`, what a weight can move by is lost in what it moves back and forth; above
+    `_STILL_INITIAL` the average is mostly of weights that know nothing.
+    """
+    weights, decay = config.weights, config.optimizer.ema_decay
+    first = weights.warmup_steps + weights.inner_steps
+    if weights.weighting != "fixed" and first >= steps:
+        yield (
+            f"No example weight will move: the first weight step comes after step {first} of "
+            f"{steps}. Lower --weight_warmup_steps or --inner_steps."
+        )
+    elif weights.weighting == "per_example":
+        moves = (steps - weights.warmup_steps) // weights.inner_steps * share
+        if weights.optimizer == "m_adam" and moves * weights.learning_rate < _HARDLY:
+            yield (
+                f"Example weights will hardly move: about {moves:.2g} times by "
+                f"{weights.learning_rate:g} each. Lower --inner_steps, raise --weight_lr, or train "
+                "for more steps."
+            )
+    if decay**steps > _STILL_INITIAL:
+        yield (
+            f"{decay**steps:.0%} of the moving average will still be initial weights at step "
+            f"{steps}: lower --ema_decay={decay:g}, or judge by the weights themselves (raw)."
+        )
 
 
 class _Journal:

@@ -16,6 +16,7 @@ FACTS = alarms.Facts(
     minimum=0.0,
     maximum=2.0,
     validation_counts=np.array([5, 3, 2]),
+    class_names=["ox", "dog", "cat", *map(str, range(3, 1000))],
 )
 HEALTHY = {
     "step": 500,
@@ -35,7 +36,7 @@ SOUNDING = {
     "mask near 0": ({"train/mask_rate": 0.0}, "mask rate is 0.*--confidence=0.8"),
     "mask near 1": ({"train/mask_rate": 0.995, "step": 80}, "mask rate is 0.995 so early"),
     "chance": ({"validation/error": 50.0}, r"50.0% is no better .* one class \(50.0%\)"),
-    "class": ({"validation/classes_never_predicted": 1}, "of class 2"),
+    "class": ({"validation/classes_never_predicted": 1}, "of class cat"),
     "minimum": ({"weights/share_at_minimum": 0.95}, "95% .* --weight_min=0, .* no longer"),
     "maximum": ({"weights/share_at_maximum": 1.0}, "100% .* --weight_max=2"),
     "skipped": ({"weights/skipped_steps": 3}, "3 weight steps were skipped.*--damping"),
@@ -120,7 +121,7 @@ def test_an_alarm_sounds_once_a_run_and_not_again_after_a_resume():
 def test_many_missing_classes_stay_one_short_line():
     row = {**HEALTHY, "validation/classes_never_predicted": 900}
     (message,) = alarms.Alarms(FACTS).check(row, never_predicted=range(900))
-    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 890 more" in message
+    assert "ox, dog, cat, 3, 4, 5, 6, 7, 8, 9 and 890 more" in message
 
 
 def test_classes_that_have_no_example_need_no_prediction():

@@ -1,6 +1,7 @@
 """The bilevel step against a computation by hand, and the loop's promises."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import config as config_lib, metrics, outer_loop, training
+from ssl_influence.data import inputs
 from ssl_influence.influence import weight_gradients
 from ssl_influence.methods import pseudo_label, supervised, uda
 
@@ -49,6 +51,9 @@ def make_trainer(config=None, model=None, method=None):
 
 class ToyPipeline:
     """Random vectors; a batch is a function of the step, as the real pipeline's is."""
+
+    unlabeled_batch_size = 8
+    spec = inputs.InputSpec("vector", (DIM,), tuple("abcdefgh"[:CLASSES]))
 
     def __init__(self, seed=0, poison=None):
         self._seed, self._poison = seed, poison
@@ -432,3 +437,19 @@ def test_decoupled_weight_decay_shrinks_what_is_decayed_beside_the_step(name, de
     for shrunk, plain, start in zip(variables, without, before, strict=True):
         share = 0.1 * 0.5 if decayed == "all" or "kernel" in plain.name else 0.0
         np.testing.assert_allclose(shrunk, plain - share * start, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"weights": {"inner_steps": 40}}, "No example weight will move: .* after step 40 of 40"),
+        ({"weights": {"inner_steps": 20}}, "hardly move: about 0.2 times by 0.1 each"),
+        ({"optimizer": {"ema_decay": 0.99}}, "67% of the moving average will still be initial"),
+    ],
+)
+def test_what_a_run_is_too_short_for_is_said(settings, says):
+    moving = {"inner_steps": 1, "learning_rate": 0.1}
+    fine = config_lib.Config().replace(weights=moving, optimizer={"ema_decay": 0.9})
+    assert list(outer_loop._short_run_warnings(fine, 40, 0.1)) == []
+    (message,) = outer_loop._short_run_warnings(fine.replace(**settings), 40, 0.1)
+    assert re.search(says, message)

@@ -5,6 +5,7 @@ makes a `Source` of one or more of them, the one thing that splits, pipelines an
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,11 @@ from ssl_influence.data import rows
 
 # Parts of a dataset. Rows of the first three have ids, in this order: what splits may draw from.
 TRAIN, UNLABELED, VALIDATION, TEST = PARTS = ("train", "unlabeled", "validation", "test")
+
+# Classes that a message names.
+_NAMED = 10
+
+_log = logging.getLogger("ssl_influence")
 
 # What folders and tables may call them.
 PART_NAMES = {**{part: part for part in PARTS}, "val": VALIDATION}
@@ -154,8 +160,10 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
 
     Args:
       collection: the dataset.
-      others: part -> a collection of which that part is taken; of "unlabeled" both that and its
-        part "train". Of one that has no part but "train" that is taken.
+      others: part -> a collection of which that part is taken, or its part "train" if it is not in
+        parts. It takes the place of the collection's own; but for "unlabeled", where both that part
+        and "train" are added to what there is. If no class of those is of the task, they are taken
+        for examples of unknown class, not for strangers, and that is logged.
 
     Raises:
       ConfigError: there is no training example, or what is joined does not fit.
@@ -172,6 +180,8 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
     for part, examples in collection.parts.items():
         gathered[part].append((collection, examples))
     for part, other in others.items():
+        if part != UNLABELED:
+            gathered[part] = []
         gathered[part] += [(other, other.parts[p]) for p in _parts_to_join(part, other)]
 
     number = {name: c for c, name in enumerate(class_names)}
@@ -183,7 +193,17 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
             # The last entry is for label -1.
             renumbered = np.array([number.get(n, -1) for n in origin.class_names] + [-1], np.int32)
             labels.append(renumbered[examples.labels])
-            strange.append((labels[-1] < 0) & (examples.labels >= 0))
+            known = examples.labels >= 0
+            strange.append((labels[-1] < 0) & known)
+            joined_alone = part == UNLABELED and origin is not collection
+            if joined_alone and known.any() and np.array_equal(strange[-1], known):
+                strange[-1][:] = False
+                _log.warning(
+                    "%s: none of its classes is one of %s: its examples are taken for unlabeled "
+                    "ones of unknown class.",
+                    origin.name,
+                    ", ".join(class_names[:_NAMED]),
+                )
             if part in (VALIDATION, TEST) and np.any(labels[-1] < 0):
                 row = int(np.flatnonzero(labels[-1] < 0)[0])
                 given = examples.labels[row]
@@ -202,7 +222,7 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
                 [e.inputs for e in examples] or [rows.empty_like(train.inputs)]
             ),
             labels=np.concatenate([np.zeros(0, np.int32), *labels]),
-            names=_joined_names(examples),
+            names=_joined_names(examples, [_prefix(o, collection) for o, _ in pieces]),
             skipped=[line for e in examples for line in e.skipped],
         )
         strangers[part] = np.concatenate([np.zeros(0, bool), *strange])
@@ -233,7 +253,7 @@ def _parts_to_join(part: str, other: Collection) -> list[str]:
         return [p for p in (UNLABELED, TRAIN) if p in other.parts]
     if part in other.parts:
         return [part]
-    if set(other.parts) <= {TRAIN, UNLABELED}:
+    if TRAIN in other.parts and set(other.parts) <= {TRAIN, UNLABELED}:
         return [TRAIN]
     raise config.ConfigError(
         f"{part}_data={other.name} has the parts {', '.join(other.parts)} and no {part} part: name "
@@ -258,13 +278,23 @@ def _name(examples: Examples, row: int) -> str:
     return repr(examples.names[row]) if examples.names is not None else f"number {row}"
 
 
-def _joined_names(examples: Sequence[Examples]) -> Sequence[str] | None:
-    """The names of all in turn; None if none has names."""
-    examples = [e for e in examples if len(e)]
-    if all(e.names is None for e in examples):
+def _prefix(origin: Collection, own: Collection) -> str:
+    """What the names of examples that are joined begin with."""
+    return "" if origin is own else f"{origin.name}: "
+
+
+def _joined_names(
+    examples: Sequence[Examples], prefixes: Sequence[str] | None = None
+) -> Sequence[str] | None:
+    """The names of all in turn; None if none has names or a prefix."""
+    prefixes = prefixes or [""] * len(examples)
+    pairs = [(e, prefix) for e, prefix in zip(examples, prefixes, strict=True) if len(e)]
+    if all(e.names is None and not prefix for e, prefix in pairs):
         return None
-    if len(examples) == 1:
-        return examples[0].names
+    if len(pairs) == 1 and not pairs[0][1]:
+        return pairs[0][0].names
     return rows.Strings(
-        e.names[row] if e.names is not None else str(row) for e in examples for row in range(len(e))
+        f"{prefix}{row if e.names is None else e.names[row]}"
+        for e, prefix in pairs
+        for row in range(len(e))
     )

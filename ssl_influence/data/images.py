@@ -2,7 +2,6 @@
 
 import collections
 import io
-import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +12,6 @@ from PIL import Image, UnidentifiedImageError
 
 from ssl_influence import config
 from ssl_influence.data import examples, rows
-
-_log = logging.getLogger("ssl_influence")
 
 # No others: Pillow has plugins that run other programs (EPS) or that nobody keeps data in.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -34,6 +31,8 @@ _UPRIGHT = {
 _GRAY = ("1", "L", "LA", "La")
 _COLORED = ("P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 _CHECKED_TOGETHER = 1024
+
+_REMEDY = "replace or remove it, or leave such files out by --on_bad_example=skip."
 
 # Filters for the whole process, since `warnings.catch_warnings` is not safe in threads. Pillow only
 # warns of images up to twice its limit.
@@ -65,7 +64,7 @@ def decode(data: bytes, name: str, settings: config.DataConfig) -> np.ndarray:
         (`PIL.Image.MAX_IMAGE_PIXELS`), or its pixels have no one form in bytes (floats, 32 bits).
     """
     if not data:
-        raise config.ConfigError(f"{name} is empty (0 bytes): replace or remove it.")
+        raise config.ConfigError(f"{name} is empty (0 bytes): {_REMEDY}")
     image = _opened(data, name)
     try:
         image.load()
@@ -174,9 +173,6 @@ def examples_of(
         for row, shape in enumerate(found)
         if shape != expected
     ]
-    _log.warning(
-        "%s: %d of %d images left out. The first: %s", where, len(skipped), len(names), skipped[0]
-    )
     kept = np.array([row for row, shape in enumerate(found) if shape == expected])
     return examples.Examples(
         inputs=rows.select(images, kept),
@@ -195,7 +191,7 @@ def _opened(data: bytes, name: str) -> Image.Image:
     except UnidentifiedImageError as error:
         raise config.ConfigError(
             f"{name} is not an image ({len(data)} bytes, but none of {', '.join(_FORMATS)}), "
-            "or its header is damaged: replace or remove it."
+            f"or its header is damaged: {_REMEDY}"
         ) from error
     except Exception as error:  # Pillow's plugins raise many types on damaged headers
         raise _damaged(name, error) from error
@@ -214,7 +210,7 @@ def _too_large(name: str) -> config.ConfigError:
 
 def _damaged(name: str, error: Exception) -> config.ConfigError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return config.ConfigError(f"{name} is damaged or cut short ({reason}): replace or remove it.")
+    return config.ConfigError(f"{name} is damaged or cut short ({reason}): {_REMEDY}")
 
 
 def _to_bytes(image: Image.Image, name: str) -> Image.Image:

@@ -75,7 +75,7 @@ def of(source: examples.Source, augment: config.AugmentConfig) -> InputSpec:
 def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
     """(mean [C], standard deviation [C]) of uint8 images [n, H, W, C], float64, in gray levels.
 
-    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
+    Of lazy images, those of at most _MOMENT_IMAGES of them, drawn from all.
     """
     return moments_of(level_counts(images))
 
@@ -83,10 +83,12 @@ def channel_moments(images: rows.Rows) -> tuple[np.ndarray, np.ndarray]:
 def level_counts(images: rows.Rows) -> np.ndarray:
     """How many pixels of uint8 images [n, H, W, C] have each gray level, int64 [C, 256].
 
-    Of lazy images, those of at most _MOMENT_IMAGES of them, evenly spaced.
+    Of lazy images, those of at most _MOMENT_IMAGES of them, drawn from all.
     """
     if not isinstance(images, np.ndarray) and len(images) > _MOMENT_IMAGES:
-        images = images.read(np.linspace(0, len(images) - 1, _MOMENT_IMAGES).astype(np.int64))
+        random = np.random.Generator(np.random.PCG64(0))
+        drawn = random.choice(len(images), _MOMENT_IMAGES, replace=False)
+        images = rows.select(images, np.sort(drawn))
     channels = images.shape[-1]
     counts = np.zeros((channels, 256), np.int64)
     for part in rows.in_turn(images):  # bincount takes eight bytes a pixel.

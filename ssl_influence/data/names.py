@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ssl_influence import config
 
 _NAME = re.compile(
-    r"(?P<source>.+)\.(?P<seed>[0-9]+)@(?P<labels>[0-9]+)-(?P<validation>[0-9]+)", re.DOTALL
+    r"(?P<source>.+)\.(?P<seed>[0-9]{1,18})@(?P<labels>[0-9]{1,18})-(?P<validation>[0-9]{1,18})",
+    re.DOTALL,
 )
 _MAX_SEED = 2**31 - 1
 
@@ -31,6 +32,13 @@ class DatasetName:
     def __post_init__(self):
         if not self.source:
             raise config.ConfigError(f"dataset={str(self)!r} names no source before its ending.")
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            raise config.ConfigError(
+                f"dataset={str(self)!r} is not UTF-8, in which settings are written down: rename "
+                "the file or folder, or make a symbolic link to it."
+            ) from error
         if not 0 <= self.seed <= _MAX_SEED:
             raise config.ConfigError(
                 f"dataset={str(self)!r}: the seed {self.seed} must lie in [0, {_MAX_SEED}]."

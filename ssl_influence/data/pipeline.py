@@ -137,6 +137,7 @@ class Pipeline:
             )
             for stream in (_TRAIN, _FRESH)
         )
+        self._evaluation = {}
         self._validation = _composed(
             self._validation_ids, self._read, self._validation_batch, lazy=self._lazy
         )
@@ -255,7 +256,10 @@ class Pipeline:
         read, lazy = self._read, self._lazy
         if is_test:
             read, lazy = self._read_test, self._lazy_test
-        batch = _composed(draw, read, finish, lazy=lazy)
+        key = role, batch_size
+        if key not in self._evaluation:  # not traced anew for every evaluation
+            self._evaluation[key] = _composed(draw, read, finish, lazy=lazy)
+        batch = self._evaluation[key]
         count = -(-size // batch_size)
         if lazy:
             return _InThreads(batch, range(count))

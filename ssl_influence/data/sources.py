@@ -74,7 +74,8 @@ def parse_name(text: str) -> names.DatasetName:
     if name is None:
         raise config.ConfigError(
             f"dataset={text!r} is not of the form source.seed@labels-validation, for example "
-            f"cifar10.1@250-1024, nor one of the known sources: {', '.join(sorted(_KNOWN))}."
+            f"cifar10.1@250-1024 or folder:/data/birds.1@40-100, nor one of the known sources: "
+            f"{', '.join(sorted(_KNOWN))}."
         )
     return name
 

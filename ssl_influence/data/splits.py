@@ -166,11 +166,11 @@ def make(
         size = {"labeled": labeled, "validation": validation}.get(role)
         _check_chosen(role, ids, labels, size)
     # Labels of the rows that may play a role; the others count as unknown.
-    taken = _among(chosen.get("validation", ()), labels)
+    taken = np.zeros(len(labels), bool)
+    if not validation_overlap:
+        taken |= _among(chosen.get("validation", ()), labels)
     if not unlabeled_includes_labeled:
         taken |= _among(chosen.get("unlabeled", ()), labels)
-    if validation_overlap:
-        taken[:] = False
     own = is_part[examples.VALIDATION].any()
     to_learn = np.where(is_part[examples.TRAIN] & ~taken, labels, -1)
     to_validate = np.where(is_part[examples.VALIDATION if own else examples.TRAIN], labels, -1)
@@ -201,6 +201,16 @@ def make(
         class_order, row_order = random.permutation(num_classes), random.permutation(len(labels))
         left = row_order[~_among(labeled_ids, labels)[row_order]]
         validation_ids = order(to_validate, class_order, left)[:validation]
+
+    for role, ids, size in (
+        ("labeled", labeled_ids, labeled),
+        ("validation", validation_ids, validation),
+    ):
+        if len(ids) < size:
+            raise config.ConfigError(
+                f"Only {len(ids)} examples of known class are left for {size} {role} ones beside "
+                "those of other roles: ask for fewer."
+            )
 
     if "unlabeled" in chosen:
         is_unlabeled = _among(chosen["unlabeled"], labels)
@@ -266,8 +276,13 @@ def with_label_noise(
 
     round(share * labeled) of them are drawn by the seed; the rest of the data, validation examples
     that are labeled ones too included, is left alone.
+
+    Raises:
+      ConfigError: there is but one class.
     """
     ids = np.setdiff1d(split.labeled, split.validation)
+    if share and source.num_classes < 2:
+        raise config.ConfigError(f"label_noise={share} needs two classes or more.")
     random = np.random.Generator(np.random.PCG64([seed, _NOISE]))
     wrong = random.permutation(ids)[: round(share * len(ids))]
     if not len(wrong):
@@ -527,7 +542,9 @@ def check(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError, naming what differs, unless both manifests describe the same split."""
     default = {field.name: field.default for field in dataclasses.fields(config.DataConfig)}
     # What a manifest was written without, before there was such a setting, it has as by default.
-    values = [(key, old.get(key, default.get(key)), new[key]) for key in ("dataset", *_SETTINGS)]
+    values = [(key, old.get(key, default.get(key)), new[key]) for key in _SETTINGS]
+    # The data may lie elsewhere now: their digests say whether they are the same.
+    endings = [str(contents.get("dataset")).rpartition(".")[2] for contents in (old, new)]
     differences = [
         f"{key} was {before!r} and is now {after!r}"
         for key, before, after in (
@@ -546,6 +563,9 @@ def check(old: dict[str, Any], new: dict[str, Any]) -> None:
         differences = [
             f"other examples are {role}" for role in ROLES if old.get(role) != new.get(role)
         ]
+    if old.get("dataset") != new["dataset"] and (differences or endings[0] != endings[1]):
+        renamed = f"dataset was {old.get('dataset')!r} and is now {new['dataset']!r}"
+        differences.insert(0, renamed)
     if differences:
         raise config.ConfigError(
             f"This run began with another split: {'; '.join(differences)}. "

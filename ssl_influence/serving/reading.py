@@ -5,8 +5,7 @@ import itertools
 import logging
 import os
 import pathlib
-import zipfile
-import zlib
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
@@ -14,14 +13,9 @@ import numpy as np
 
 from ssl_influence import config
 from ssl_influence.data import images, inputs as inputs_lib, rows
-from ssl_influence.data.readers import folder
+from ssl_influence.data.readers import folder, npz
 
 _ARRAYS = ("images", "x", "inputs")
-# What zipfile, zlib and numpy raise for damaged files (of pickles, which are refused, ValueError).
-_DAMAGES = (
-    *(OSError, EOFError, KeyError, NotImplementedError, ValueError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 _log = logging.getLogger("ssl_influence")
 
@@ -57,7 +51,8 @@ def find(
         middle; and they are made gray or colored as the model has it.
 
     Raises:
-      ConfigError: a path does not exist, or holds no such inputs.
+      ConfigError: a path does not exist, is a pipe or a device, is damaged, or holds no such
+        inputs.
     """
     if resize:
         if spec.kind != "image":
@@ -112,8 +107,18 @@ def _attempt(place: tuple[Part, int]) -> np.ndarray | config.ConfigError:
 
 
 def _part(path: pathlib.Path, spec: inputs_lib.InputSpec, settings: config.DataConfig) -> Part:
-    if not path.exists():
-        raise config.ConfigError(f"{path} does not exist: name files or folders that do.")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise config.ConfigError(
+            f"{path} does not exist: name files or folders that do."
+        ) from error
+    except OSError as error:
+        raise config.ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would block for ever
+        raise config.ConfigError(
+            f"{path} is neither a regular file nor a folder: save what it gives in a file."
+        )
     if path.suffix.lower() == ".npz":
         array = _array(path)
         if spec.kind == "vector":
@@ -124,7 +129,7 @@ def _part(path: pathlib.Path, spec: inputs_lib.InputSpec, settings: config.DataC
             f"{path} is not a .npz file, and the model takes vectors of {spec.shape[0]} numbers: "
             "save them as an array [n, d] by numpy.savez."
         )
-    if path.is_dir():
+    if stat.S_ISDIR(mode):
         return _folder(path, spec, settings)
 
     def read(row: int) -> np.ndarray:
@@ -242,20 +247,14 @@ def _row_name(path: pathlib.Path, row: int) -> str:
 
 def _array(path: pathlib.Path) -> np.ndarray:
     """The array of a .npz file that holds inputs."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            chosen = [name for name in _ARRAYS if name in names] or names
-            if len(names) != 1 and chosen is names:
-                raise config.ConfigError(
-                    f"{path} holds the arrays {', '.join(names) or '(none)'}: call that of the "
-                    "inputs images, x or inputs."
-                )
-            with archive.open(f"{chosen[0]}.npy") as member:
-                return np.lib.format.read_array(member, allow_pickle=False)
-    except config.ConfigError:
-        raise
-    except _DAMAGES as error:
-        raise config.ConfigError(
-            f"{path} cannot be read ({error}): it is damaged, or was not made by numpy.savez."
-        ) from error
+    with npz.opened(str(path), path) as file:
+        headers = npz.read_headers(str(path), file)
+        chosen = next((name for name in _ARRAYS if name in headers), None)
+        if chosen is None and len(headers) == 1:
+            (chosen,) = headers
+        if chosen is None:
+            raise config.ConfigError(
+                f"{path} holds the arrays {', '.join(map(repr, headers)) or '(none)'}: call that "
+                "of the inputs images, x or inputs."
+            )
+        return npz.read_array(str(path), file, chosen)

@@ -281,14 +281,13 @@ def test_the_first_image_of_another_shape_is_named_with_both_and_the_remedy(othe
     assert resized.inputs.read(np.arange(2)).shape == (2, 4, 4, 3)
 
 
-def test_skipping_leaves_out_what_is_bad_or_unlike_most_and_says_so(caplog):
+def test_skipping_leaves_out_what_is_bad_or_unlike_most_and_says_so():
     files = [encoded(RGB.resize((2, 2))), encoded(RGB), b"", encoded(RGB), encoded(GRAY)]
     many = examples_of(files, on_bad_example="skip")
     assert many.inputs.shape == (2, 5, 7, 3)
     assert list(many.names) == ["1.png", "3.png"] and many.labels.tolist() == [1, 1]
     np.testing.assert_array_equal(many.inputs.read(np.arange(2)), [PIXELS, PIXELS])
     assert [line.split("'")[1] for line in many.skipped] == ["0.png", "2.png", "4.png"]
-    assert "3 of 5 images left out" in caplog.text
     assert many.inputs.digest() != examples_of([encoded(RGB)] * 2).inputs.digest()
 
 

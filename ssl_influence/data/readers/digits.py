@@ -3,7 +3,7 @@
 import numpy as np
 
 from ssl_influence import config
-from ssl_influence.data import examples, names
+from ssl_influence.data import examples, images as images_lib, names
 
 
 def read(
@@ -26,7 +26,7 @@ def read(
         name=name.source,
         class_names=[str(c) for c in raw.target_names],
         parts={
-            examples.TRAIN: examples.Examples(images[~is_test], labels[~is_test]),
-            examples.TEST: examples.Examples(images[is_test], labels[is_test]),
+            part: examples.Examples(images_lib.fit(images[chosen], settings), labels[chosen])
+            for part, chosen in ((examples.TRAIN, ~is_test), (examples.TEST, is_test))
         },
     )

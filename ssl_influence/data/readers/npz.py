@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import zipfile
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -57,8 +58,8 @@ def read(
         left out where settings.on_bad_example is "skip".
     """
     where = f"{name.source}:{place}"
-    with _opened(where, place) as file:
-        headers = _headers(where, file)
+    with opened(where, place) as file:
+        headers = read_headers(where, file)
         chosen = _choose(where, headers)
         used = {array for pair in chosen.values() for array in pair if array in headers}
         if _CLASS_NAMES in headers:
@@ -69,7 +70,7 @@ def read(
         ignored = sorted(set(headers) - used)
         if ignored:
             _log.info("%s: ignored the arrays %s.", where, ", ".join(ignored))
-        arrays = {array: _array(where, file, array) for array in sorted(used)}
+        arrays = {array: read_array(where, file, array) for array in sorted(used)}
 
     labels = {}
     for part, (inputs_name, labels_name) in chosen.items():
@@ -86,16 +87,24 @@ def read(
     return examples.Collection(name=where, class_names=class_names, parts=parts, task_classes=task)
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
+    """What the file says of an array before its numbers."""
+
     shape: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def nbytes(self) -> int:
+        """Of the array in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _opened(where: str, place: str) -> zipfile.ZipFile:
+def opened(where: str, place: str | os.PathLike) -> zipfile.ZipFile:
+    """The .npz file at a place, which messages call `where`; to be closed.
+
+    Raises:
+      ConfigError: it cannot be read, or is none.
+    """
     try:
         return zipfile.ZipFile(place)
     except OSError as error:
@@ -118,8 +127,13 @@ def _damaged(where: str, array: str, error: Exception) -> config.ConfigError:
     )
 
 
-def _headers(where: str, file: zipfile.ZipFile) -> dict[str, _Header]:
-    """Shape and type of each array, by its name without ".npy"."""
+def read_headers(where: str, file: zipfile.ZipFile) -> dict[str, Header]:
+    """Shape and type of each array, by its name without ".npy"; no array is read.
+
+    Raises:
+      ConfigError: a header is damaged, or says another size than the array has in the file; two
+        arrays have one name.
+    """
     headers = {}
     for member in file.infolist():
         array, dot, extension = member.filename.rpartition(".")
@@ -141,7 +155,7 @@ def _headers(where: str, file: zipfile.ZipFile) -> dict[str, _Header]:
                 length = stream.tell()
         except Exception as error:  # zipfile, zlib and numpy raise many types on damaged files
             raise _damaged(where, array, error) from error
-        headers[array] = _Header(shape, dtype)
+        headers[array] = Header(shape, dtype)
         if dtype.hasobject:
             continue  # pickled: refused if it is one of those that are used
         if min(shape, default=0) < 0 or length + headers[array].nbytes != member.file_size:
@@ -153,7 +167,7 @@ def _headers(where: str, file: zipfile.ZipFile) -> dict[str, _Header]:
     return headers
 
 
-def _choose(where: str, headers: Mapping[str, _Header]) -> dict[str, tuple[str, str]]:
+def _choose(where: str, headers: Mapping[str, Header]) -> dict[str, tuple[str, str]]:
     """The names of inputs and labels by part; an array of labels need not be there."""
     chosen = {}
     for part, pairs in _NAMES.items():
@@ -180,7 +194,7 @@ def _choose(where: str, headers: Mapping[str, _Header]) -> dict[str, tuple[str, 
     return chosen
 
 
-def _check_used(where: str, headers: Mapping[str, _Header], settings: config.DataConfig) -> None:
+def _check_used(where: str, headers: Mapping[str, Header], settings: config.DataConfig) -> None:
     """Raises ConfigError if an array is a pickle, or all together are too large."""
     for array, header in headers.items():
         if header.dtype.hasobject:
@@ -198,7 +212,12 @@ def _check_used(where: str, headers: Mapping[str, _Header], settings: config.Dat
         )
 
 
-def _array(where: str, file: zipfile.ZipFile, array: str) -> np.ndarray:
+def read_array(where: str, file: zipfile.ZipFile, array: str) -> np.ndarray:
+    """An array that `read_headers` found.
+
+    Raises:
+      ConfigError: it is damaged, or a pickle.
+    """
     try:
         with file.open(f"{array}.npy") as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)
@@ -257,7 +276,7 @@ def _classes(
     return class_names, None
 
 
-def _check_inputs(where: str, array: str, header: _Header) -> None:
+def _check_inputs(where: str, array: str, header: Header) -> None:
     """Raises ConfigError unless the array holds images or vectors."""
     shape, dtype = header
     described = f"{where}: the inputs {array!r} are {dtype} {shape}"

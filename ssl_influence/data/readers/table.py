@@ -23,7 +23,7 @@ from ssl_influence.data import examples, images, names, rows
 
 _log = logging.getLogger("ssl_influence")
 
-_PART = "part"
+_PART = ("part", "split")  # in any case
 _BREAK = re.compile(r"\r\n|\r|\n")
 # Stands for a NUL, which csv refuses before Python 3.11.
 _NUL = "\udc00"
@@ -45,8 +45,8 @@ def read(
     - The column settings.label_column has the label; it, or one cell, may be missing, and the row
       is unlabeled then. If all labels are integers the classes are sorted by number, else by text.
       Negative labels are classes like others.
-    - The column `part` says train, unlabeled, validation (or val) or test. All are of train
-      without.
+    - A column `part` or `split` says train, unlabeled, validation (or val) or test. Without it all
+      are of train.
 
     Texts and vectors of a part stay in the order of the file. Images are sorted by the bytes of
     their paths, so that a list in another order gives the same ids.
@@ -189,7 +189,13 @@ def _header(
 
 def _layout(where: str, columns: list[str], settings: config.DataConfig) -> _Layout:
     number = {column: i for i, column in enumerate(columns)}
-    label, part = number.get(settings.label_column), number.get(_PART)
+    of_parts = [i for i, column in enumerate(columns) if column.strip().lower() in _PART]
+    if len(of_parts) > 1:
+        raise config.ConfigError(
+            f"{where} has two columns that may say the part, {_cut(columns[of_parts[0]])} and "
+            f"{_cut(columns[of_parts[1]])}: rename one."
+        )
+    label, part = number.get(settings.label_column), of_parts[0] if of_parts else None
     text, image = number.get(settings.text_column), number.get(settings.image_column)
     shown = ", ".join(_cut(column) for column in columns[:20])
     if text is not None and image is not None:
@@ -257,11 +263,12 @@ class _Table:
         part = (
             examples.TRAIN
             if layout.part is None
-            else examples.PART_NAMES.get(cells[layout.part].strip())
+            else examples.PART_NAMES.get(cells[layout.part].strip().lower())
         )
         if part is None:
             raise _BadRow(
-                f"{self.where}, line {line}: {_cut(cells[layout.part])} in the column {_PART!r} is "
+                f"{self.where}, line {line}: {_cut(cells[layout.part])} in the column "
+                f"{layout.columns[layout.part]!r} is "
                 f"none of {', '.join(examples.PART_NAMES)}."
             )
         label = "" if layout.label is None else cells[layout.label].strip()

@@ -21,8 +21,8 @@ _HEAD, _TAIL = 12, 4
 _READ_BATCH = 16  # records
 _NAME = re.compile(r"\.tfrecords?(-\d{5,}-of-\d{5,})?$")
 # A part's name as a folder, or as a word of the file's name (cifar10-train.tfrecord).
-_PART = re.compile(r"(?:^|[-_./])(train|test|validation|unlabell?ed)(?=[-_./])")
-_PARTS = {"unlabelled": examples.UNLABELED}
+_PART_NAMES = {**examples.PART_NAMES, "unlabelled": examples.UNLABELED}
+_PART = re.compile(rf"(?:^|[-_./])({'|'.join(_PART_NAMES)})(?=[-_./])", re.IGNORECASE)
 _COLUMNS = {"image": "image/encoded", "label": "image/class/label"}
 _RAW = ("height", "width", "depth")
 
@@ -48,9 +48,9 @@ def read(
       name: of the dataset.
       place: a file; a folder, with the files *.tfrecord, *.tfrecords and *.tfrecord-00000-of-00001
         in it or in folders within; or a pattern such as /data/*-train.rec. A file is of the part
-        that its own name or its folder's says (train, test, validation or unlabeled, between any of
-        -_./), else of train. Files of one part alone are of train where they were not found by a
-        folder.
+        that its own name or its folder's says (train, test, validation, val or unlabeled, in any
+        case, between any of -_./); of train if they say none and no other file's says train. Files
+        of one part alone are of train where they were not found by a folder.
       settings: names of the columns, and how images are decoded.
 
     Raises:
@@ -61,6 +61,12 @@ def read(
     parts = {}
     for path in files:
         parts.setdefault(_part(path.relative_to(root)), []).append(path)
+    if None in parts and examples.TRAIN in parts:
+        raise config.ConfigError(
+            f"{parts[None][0]} names no part ({', '.join(_PART_NAMES)}), and {parts['train'][0]} "
+            "does: rename it, or move it away."
+        )
+    parts = {part or examples.TRAIN: paths for part, paths in parts.items()}
     if len(parts) == 1 and not pathlib.Path(place).expanduser().is_dir():
         parts = {examples.TRAIN: files}
     where = f"{name.source}:{place}"
@@ -104,11 +110,10 @@ def _find(place: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
     return root, sorted(found, key=lambda p: os.fsencode(p.relative_to(root).as_posix()))
 
 
-def _part(path: pathlib.PurePath) -> str:
-    """The part that a path, relative to the folder of the data, is of."""
+def _part(path: pathlib.PurePath) -> str | None:
+    """The part that a path, relative to the folder of the data, names; None if it names none."""
     found = _PART.findall(path.as_posix())
-    part = found[-1] if found else examples.TRAIN
-    return _PARTS.get(part, part)
+    return _PART_NAMES[found[-1].lower()] if found else None
 
 
 def _class_names(
