@@ -51,7 +51,7 @@ def test_a_part_is_taken_from_the_same_part_of_another_collection_or_from_its_tr
     both = collection(train=part([0], 5), test=part([1], 6))
     alone = collection(train=part([1], 5))
     own = collection(train=part([0, 1]), test=part([0], 4))
-    for other, expected in ((both, [4, 6]), (alone, [4, 5])):
+    for other, expected in ((both, [6]), (alone, [5])):
         source = examples.assemble(own, {"test": other})
         assert source.test_inputs[:, 0, 0, 0].tolist() == expected
 
@@ -79,11 +79,12 @@ def test_names_and_skipped_examples_are_kept():
         collection(
             train=part([0, 1], names=rows.Strings(["x.png", "y.png"]), skipped=["z.png: bad"]),
             unlabeled=part([-1]),
-            test=part([1], names=["t.png"]),
+            test=part([1], names=["t.png"], skipped=["u.png: bad"]),
         )
     )
     assert [source.row_name(i) for i in range(3)] == ["x.png", "y.png", "0"]
-    assert source.test_names[0] == "t.png" and source.skipped == ["z.png: bad"]
+    assert source.test_names[0] == "t.png"
+    assert source.skipped == ["z.png: bad", "u.png: bad"]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,18 @@ SIZES = config.DataConfig(labeled_batch_size=4, unlabeled_batch_size=7, validati
 
 def _images(n=60, channels=3, size=8, classes=3):
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (n, size, size, channels), np.uint8)
-    labels = (np.arange(n) % classes).astype(np.int32)
+    images, test_images = (
+        random.integers(0, 256, (count, size, size, channels), np.uint8) for count in (n, 23)
+    )
+    labels, test_labels = (np.arange(n) % classes, np.arange(1, 24) % classes)
     return examples.Source(
-        "mine", images, labels, images[:23], labels[:23], [str(c) for c in range(classes)], False
+        "mine",
+        images,
+        labels.astype(np.int32),
+        test_images,
+        test_labels.astype(np.int32),
+        [str(c) for c in range(classes)],
+        False,
     )
 
 
@@ -389,12 +397,11 @@ def test_labeled_examples_have_the_view_they_are_asked_for_and_nothing_else_chan
     assert painted[1] > painted[0] + 0.05
 
 
-def _lazily(source):
-    images = {"inputs": source.inputs, "test_inputs": source.test_inputs}
-    lazy = {
-        name: rows.LazyImages(len(held), held.shape[1:], held.__getitem__, name)
-        for name, held in images.items()
-    }
+def _lazily(source, parts=("inputs", "test_inputs")):
+    lazy = {}
+    for part in parts:
+        held = getattr(source, part)
+        lazy[part] = rows.LazyImages(len(held), held.shape[1:], held.__getitem__, part)
     return dataclasses.replace(source, **lazy)
 
 
@@ -414,6 +421,19 @@ def test_images_that_are_read_when_needed_give_the_batches_of_those_in_memory(st
         assert a["labeled"]["inputs"].shape == b["labeled"]["inputs"].shape
     for role in ("validation", "unlabeled", "test"):
         batches = (list(each.evaluation_batches(role, 9)) for each in built)
+        for a, b in zip(*batches, strict=True):
+            _same(a, b)
+
+
+@pytest.mark.parametrize("part", ["inputs", "test_inputs"])
+def test_one_part_may_be_read_when_needed_and_the_other_be_in_memory(part):
+    held, mixed = (
+        _build(source, views=("weak",))[0] for source in (_images(), _lazily(_images(), (part,)))
+    )
+    _same(held.train_batch(1), mixed.train_batch(1))
+    _same(held.validation_batch(1), mixed.validation_batch(1))
+    for role in ("validation", "test"):
+        batches = (list(each.evaluation_batches(role, 9)) for each in (held, mixed))
         for a, b in zip(*batches, strict=True):
             _same(a, b)
 
@@ -446,6 +466,14 @@ def test_what_a_model_takes_comes_back_from_the_disk_bit_for_bit(tmp_path):
     vectors, _, _ = _build()
     inputs.write(vectors.spec, tmp_path / "inputs.json")
     assert inputs.read(tmp_path / "inputs.json") == vectors.spec
+
+
+def test_the_zero_level_is_the_gray_level_that_the_model_sees_nearest_to_0():
+    scale, zero = np.array([0.01, 0.02, 0.004]), np.array([12.3, 99.7, 200.6])
+    spec = inputs.InputSpec("image", (256, 1, 3), ("a",), tuple(scale), tuple(-scale * zero))
+    levels = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, np.newaxis, np.newaxis], spec.shape)
+    seen = np.abs(spec.normalize(tf.constant(levels[np.newaxis]))[0, :, 0])
+    assert spec.zero_level == tuple(np.argmin(seen, axis=0)) == (12, 100, 201)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"kind": "image"}'])

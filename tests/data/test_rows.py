@@ -47,8 +47,27 @@ def test_selected_rows_are_those_of_the_array():
         np.testing.assert_array_equal(
             rows.in_memory(rows.select(lazy(), chosen)), rows.select(IMAGES, chosen)
         )
-    digests = {rows.select(lazy(), k).digest() for k in (kept, ~kept)}
-    assert len(digests | {lazy().digest()}) == 3
+
+
+def test_lazy_rows_that_are_selected_or_joined_have_a_digest_of_their_own():
+    first, second = lazy(IMAGES[:8], "first"), lazy(IMAGES[8:16], "second")
+    array, other_array = IMAGES[16:20], IMAGES[19:23]
+    digests = [
+        each.digest()
+        for each in (
+            lazy(),
+            *(rows.select(lazy(), ids) for ids in ([1, 4, 7], [1, 4, 8], [7, 4, 1], [1, 4])),
+            rows.select(lazy(stamp="other"), [1, 4, 7]),
+            rows.concatenate([first, second]),
+            rows.concatenate([second, first]),
+            rows.concatenate([first, lazy(IMAGES[8:16], "third")]),
+            rows.concatenate([first, array]),
+            rows.concatenate([first, other_array]),
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    again = rows.concatenate([first, array.copy()])
+    assert again.digest() == rows.concatenate([first, array]).digest()
 
 
 def test_a_digest_tells_contents_shapes_types_and_stamps_apart():
@@ -59,8 +78,13 @@ def test_a_digest_tells_contents_shapes_types_and_stamps_apart():
         rows.digest(IMAGES[:-1]),
         rows.digest(lazy()),
         rows.digest(lazy(stamp="other")),
+        rows.digest(lazy(IMAGES[:-1])),
+        rows.digest(lazy(IMAGES.reshape(23, 5, 4, 3))),
         rows.digest(np.array(["a", "bc"], object)),
         rows.digest(np.array(["ab", "c"], object)),
+        rows.digest(np.array(["a"], object), np.array(["bc"], object)),
+        rows.digest(IMAGES[:5], IMAGES[5:]),
+        rows.digest(IMAGES[:6], IMAGES[6:]),
     ]
     assert len(set(digests)) == len(digests)
     assert rows.digest(IMAGES) == rows.digest(IMAGES.copy(order="F"))

@@ -63,7 +63,14 @@ def test_labeled_may_include_validation_and_nothing_else_changes():
 
 
 @pytest.mark.parametrize(
-    "share, expected", [(0.0, (0, 153)), (0.25, (51, 153)), (0.6, (83, 55)), (1.0, (83, 0))]
+    "share, expected",
+    [
+        (0.0, (0, 153)),
+        (0.25, (51, 153)),
+        (0.53, (83, 73)),  # In float64, 83 / 0.53 * 0.53 is less than 83.
+        (0.6, (83, 55)),
+        (1.0, (83, 0)),
+    ],
 )
 def test_mismatch_keeps_the_most_unlabeled_rows_that_have_its_share(share, expected):
     strangers = UNEVEN == 2
@@ -160,17 +167,22 @@ def test_describe_counts_classes_per_role_and_overlaps():
     assert "labeled and unlabeled 10" in lines[5] and "labeled and validation 0" in lines[5]
 
 
-def _manifest(seed=1, change=None, **flags):
+def _manifest(seed=1, change=None, **settings):
     inputs = np.arange(len(UNEVEN) * 2, dtype=np.float32).reshape(-1, 2)
     labels = UNEVEN.astype(np.int32)
-    if change == "inputs":
-        inputs[5, 1] += 1
-    if change == "labels":
-        labels[5] = (labels[5] + 1) % 3
-    source = examples.Source("mine", inputs, labels, inputs[:9], labels[:9], ["a", "b", "c"], False)
-    split = _make(labels, seed=seed, **flags)
+    held = {
+        "inputs": inputs,
+        "labels": labels,
+        "test_inputs": inputs[:9] + 0.5,
+        "test_labels": labels[:9].copy(),
+    }
+    if change is not None:
+        held[change][5] = (held[change][5] + 1) % 3
+    source = examples.Source("mine", class_names=["a", "b", "c"], flip=False, **held)
+    settings = config.DataConfig(**settings)
     name = names.DatasetName("mine", seed, 10, 40)
-    return splits.manifest(split, name, source, config.DataConfig(**flags)), split
+    split = splits.draw(source, name, settings)
+    return splits.manifest(split, name, source, settings), split
 
 
 def test_counts_have_other_classes_unknown_ones_and_the_test_part_where_there_are_any():
@@ -221,8 +233,14 @@ def test_a_failed_write_keeps_the_old_manifest(tmp_path):
         ({"seed": 2}, "dataset was 'mine.1@10-40' and is now 'mine.2@10-40'"),
         ({"unlabeled_includes_labeled": True}, "unlabeled_includes_labeled was False"),
         ({"validation_overlap": True}, "validation_overlap was False and is now True"),
+        ({"labeled_includes_validation": True}, "labeled_includes_validation was False"),
+        ({"balance": False}, "balance was True and is now False"),
+        ({"label_noise": 0.25}, "label_noise was 0.0 and is now 0.25"),
+        ({"unlabeled_classes": (0, 2)}, r"unlabeled_classes was \[\] and is now \[0, 2\]"),
         ({"change": "inputs"}, "the inputs of the data have changed"),
         ({"change": "labels"}, "the labels of the data have changed"),
+        ({"change": "test_inputs"}, "the inputs of the data have changed"),
+        ({"change": "test_labels"}, "the labels of the data have changed"),
     ],
 )
 def test_a_resume_with_another_split_is_refused_and_told_what_differs(kwargs, says):
@@ -307,6 +325,20 @@ def test_chosen_ids_play_their_role_and_the_rest_is_drawn_around_them():
     assert split.overlaps["labeled", "unlabeled"] == 4
 
 
+def test_with_validation_overlap_labeled_examples_are_drawn_from_chosen_validation_ids_too():
+    chosen, flags = {"validation": np.arange(90)}, {"labeled": 60, "validation": 90}
+    split = _make(chosen=chosen, validation_overlap=True, **flags)
+    np.testing.assert_array_equal(split.labeled, _make(**flags).labeled)
+    assert 0 < split.overlaps["labeled", "validation"] < 60
+
+
+def test_with_validation_overlap_chosen_unlabeled_ids_are_still_of_no_other_role():
+    pool = np.arange(100, len(UNEVEN))
+    split = _make(chosen={"unlabeled": pool}, labeled=60, validation_overlap=True)
+    np.testing.assert_array_equal(split.unlabeled, pool)
+    assert split.labeled.max() < 100 and split.validation.max() < 100
+
+
 @pytest.mark.parametrize(
     "chosen, says",
     [
@@ -363,3 +395,16 @@ def test_label_noise_gives_a_share_of_the_labeled_examples_another_class():
     assert splits.with_label_noise(source, split, 0.0, seed=4) is source
     every = splits.with_label_noise(source, split, 1.0, seed=4).labels[changed]
     assert (every != labels[changed]).all()
+
+
+def test_a_wrong_label_is_any_other_class_and_each_as_likely():
+    labels = (np.arange(400) % 4).astype(np.int32)
+    inputs = np.zeros((400, 2), np.float32)
+    source = examples.Source("mine", inputs, labels, inputs, labels, list("abcd"), False)
+    split = _make(labels, 4, labeled=400, validation=0)
+    noisy = splits.with_label_noise(source, split, 1.0, seed=4)
+    counts = np.zeros((4, 4), int)
+    np.add.at(counts, (labels, noisy.labels), 1)
+    np.testing.assert_array_equal(np.diag(counts), 0)
+    # 33 +- 5 expected.
+    assert counts[~np.eye(4, dtype=bool)].min() > 15
