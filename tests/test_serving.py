@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import os
 import pathlib
 import zipfile
 
@@ -236,20 +237,43 @@ def npz(path, **arrays):
     np.savez(path, **arrays)
 
 
+def of_header(path, text):
+    """An archive with an array of few bytes below the header."""
+    size = len(text).to_bytes(2, "little")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\1\0" + size + text.encode() + bytes(24))
+
+
+def encrypted(path):
+    npz(path, x=np.ones([2, 3]))
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # the flags of the member itself
+    data[data.index(b"PK\1\2") + 8] |= 1  # and in the list of members
+    path.write_bytes(data)
+
+
+HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (9000000000000000, 3)}\n"
 BAD_ARRAYS = {
-    "which": (lambda p: npz(p, a=np.zeros([2, 3]), b=np.zeros([2, 3])), "holds the arrays a, b"),
+    "which": (
+        lambda p: npz(p, a=np.zeros([2, 3]), b=np.zeros([2, 3])),
+        "holds the arrays 'a', 'b'",
+    ),
     "none": (npz, "(none)"),
     "width": (lambda p: npz(p, x=np.zeros([2, 4])), "float64 [2, 4], and the model takes vectors"),
     "axes": (lambda p: npz(p, x=np.zeros([3])), "vectors of 3 numbers, [n, 3]"),
     "empty": (lambda p: npz(p, x=np.zeros([0, 3])), "[0, 3]"),
     "texts": (lambda p: npz(p, x=np.array([["a"] * 3])), "<U1"),
     "pickle": (lambda p: npz(p, x=np.array([[{}, 1, 2]], object)), "cannot be read (Object arrays"),
-    "no zip": (lambda p: p.write_bytes(b"x" * 99), "cannot be read"),
+    "no zip": (lambda p: p.write_bytes(b"x" * 99), "is no .npz file"),
     "cut": (
         lambda p: (npz(p, x=np.ones([99, 3])), p.write_bytes(p.read_bytes()[:500])),
-        "cannot be read",
+        "damaged or cut short",
     ),
-    "member": (lambda p: zipfile.ZipFile(p, "w").writestr("x", "abc"), "cannot be read"),
+    "member": (lambda p: zipfile.ZipFile(p, "w").writestr("x", "abc"), "(none)"),
+    "header": (lambda p: of_header(p, HUGE[:50] + "\n"), "'x' cannot be read"),
+    "size": (lambda p: of_header(p, HUGE), "has 24 bytes where shape (9000000000000000, 3)"),
+    "flag": (encrypted, "is encrypted"),
+    "folder": (pathlib.Path.mkdir, "cannot be read: Is a directory"),
 }
 
 
@@ -261,6 +285,7 @@ def test_a_file_without_the_right_array_is_refused(tmp_path, write, message, on_
     with pytest.raises(config.ConfigError) as refused:
         read([path], VECTOR, on_bad_example=on_bad_example)
     assert str(path) in str(refused.value) and message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_images_in_arrays_have_bytes_or_16_bits(tmp_path):
@@ -279,10 +304,16 @@ def test_images_in_arrays_have_bytes_or_16_bits(tmp_path):
         (GRAY, "empty", False, "empty holds no image"),
         (VECTOR, "empty", False, "is not a .npz file, and the model takes vectors of 3 numbers"),
         (VECTOR, "empty", True, "--resize is for images"),
+        (GRAY, "pipe.png", False, "pipe.png is neither a regular file nor a folder"),
+        (VECTOR, "pipe.npz", False, "pipe.npz is neither a regular file nor a folder"),
+        (GRAY, "file/a.png", False, "file/a.png cannot be read: Not a directory"),
     ],
 )
 def test_places_without_inputs_are_refused(tmp_path, spec, place, resize, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for pipe in ("pipe.png", "pipe.npz"):
+        os.mkfifo(tmp_path / pipe)
     with pytest.raises(config.ConfigError, match=message):
         reading.find([tmp_path / place], spec, AS_THEY_ARE, resize=resize)
 

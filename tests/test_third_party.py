@@ -1,6 +1,7 @@
 """Split files of other projects, written here in their published formats."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -43,7 +44,10 @@ def test_the_command_writes_ids_that_the_library_reads(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--format=fixmatch", "--input=nowhere.json"], "nowhere.json cannot be read: No such"),
+        (
+            ["--format=fixmatch", "--input=nowhere.json"],
+            "error: nowhere.json cannot be read: No such",
+        ),
         (["--format=stl10_folds", "--input=x"], "needs --fold"),
         (["--format=uda_imdb", "--input=x"], "needs --size"),
         (["--format=usb", "--input=x", "more"], "unexpected argument 'more'"),
@@ -67,13 +71,43 @@ def test_the_command_ends_in_one_line_where_it_cannot_work(arguments, says, tmp_
         ('{"label": []}', "holds no id"),
         ('{"label": [3, -1]}', "-1"),
         ('{"label": [3, 1, 3]}', "id 3 more than once"),
+        ("[" * 200_000, "no JSON that can be read"),
+        ('{"label": [' + "9" * 5000 + "]}", "digits"),
+        ('{"label": [1000000000000000000]}', "more than 18 digits"),
     ],
 )
 def test_a_file_that_is_none_of_fixmatch_is_refused(content, says, tmp_path):
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(published.SplitError, match=says):
+    with pytest.raises(published.SplitError, match=says) as refused:
         published.read_fixmatch(path)
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_ids_are_there_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "ids.txt"
+    published.write_ids(path, [10**18 - 1], "the largest")
+    np.testing.assert_array_equal(splits.read_ids(path), [10**18 - 1])
+    before = path.read_bytes()
+
+    def cut_short():
+        yield 1
+        raise OSError("no space")
+
+    def replace_fails(*_):
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        published.write_ids(path, cut_short(), "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", replace_fails)
+        with pytest.raises(OSError, match="no space"):
+            published.write_ids(path, [1], "")
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    os.mkfifo(tmp_path / "pipe")
+    for wrong in (tmp_path / "pipe", tmp_path, pathlib.Path("")):
+        with pytest.raises(published.SplitError, match="is not a regular file: name one"):
+            published.write_ids(wrong, [1], "")
 
 
 def test_arrays_of_usb_are_ids_and_pickles_are_refused(tmp_path):
@@ -86,6 +120,16 @@ def test_arrays_of_usb_are_ids_and_pickles_are_refused(tmp_path):
         path.write_bytes(data)
         with pytest.raises(published.SplitError, match="no .npy"):
             published.read_usb(path)
+    huge = whole.replace(b"(3,), }" + b" " * 15, b"(3000000000000000,), }")
+    assert len(huge) == len(whole) and huge != whole
+    for data in (huge, whole.replace(b"}", b" ")):
+        path.write_bytes(data)
+        with pytest.raises(published.SplitError, match="no .npy") as refused:
+            published.read_usb(path)
+        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+    np.save(path, np.array([1, 10**18]))
+    with pytest.raises(published.SplitError, match="more than 18 digits"):
+        published.read_usb(path)
     np.save(path, np.array([1, None]), allow_pickle=True)
     with pytest.raises(published.SplitError, match="no .npy.*"):
         published.read_usb(path)
@@ -103,9 +147,10 @@ def test_a_fold_of_stl10_is_a_line(tmp_path):
     for fold, says in ((2, "no fold 2, only 0 to 1"), (-1, "no fold -1")):
         with pytest.raises(published.SplitError, match=says):
             published.read_stl10_fold(path, fold)
-    path.write_text("0 x1 2\n")
-    with pytest.raises(published.SplitError, match="'x1' is no id"):
-        published.read_stl10_fold(path, 0)
+    for text in ("x1", "1" * 19, "1" * 5000):
+        path.write_text(f"0 {text} 2\n")
+        with pytest.raises(published.SplitError, match=f"'{text[:40]}' is no id"):
+            published.read_stl10_fold(path, 0)
 
 
 def test_udas_labeled_reviews_are_the_first_of_each_class(tmp_path):
@@ -120,9 +165,11 @@ def test_udas_labeled_reviews_are_the_first_of_each_class(tmp_path):
         (0, None, "even"),
         (8, None, "names 3 pos reviews, not 4"),
         (4, names[1:], "'neg_4_4.txt' is not among the 4 names"),
+        (4, [*names, "test/neg/4_4.txt"], "names of your reviews: 'neg_4_4.txt' is there 2 times"),
     ):
         with pytest.raises(published.SplitError, match=says):
             published.read_uda_imdb(path, size, given)
+    assert published.read_uda_imdb(path, 2, [*names, "neg/1_1.txt"]) == [2, 4]  # not a chosen one
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
     result, output = convert(
         tmp_path,

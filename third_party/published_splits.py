@@ -8,7 +8,9 @@ released files: name those as the data, such as `cifar10:cifar-10-binary.tar.gz`
 Datasets has them in another order. README.md says where each format comes from.
 """
 
+import collections
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +35,10 @@ _NAMES = flags.DEFINE_string(
 )
 
 
+# Of an id, so that it is an int64; the binaries read no more.
+_MAX_DIGITS = 18
+
+
 class SplitError(ValueError):
     """A split file that is not what it should be. One line: the file, the cause."""
 
@@ -43,10 +49,11 @@ def read_fixmatch(path: pathlib.Path) -> list[int]:
     Raises:
       SplitError: the file is none.
     """
+    text = _read_text(path)
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise SplitError(f"{path} is no JSON: {error}.") from error
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # too deep, or a number of thousands of digits
+        raise SplitError(f"{path} is no JSON that can be read: {_reason(error)}.") from error
     ids = content.get("label") if isinstance(content, dict) else None
     # To Python, true is an integer.
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
@@ -65,8 +72,8 @@ def read_usb(path: pathlib.Path) -> list[int]:
             ids = np.lib.format.read_array(file, allow_pickle=False)
     except OSError as error:
         raise _unreadable(path, error) from error
-    except ValueError as error:  # no .npy, cut short, or a pickle
-        raise SplitError(f"{path} is no .npy file of numbers: {_first_line(error)}.") from error
+    except Exception as error:  # a pickle, or damaged, of which numpy raises many types
+        raise SplitError(f"{path} is no .npy file of numbers: {_reason(error)}.") from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise SplitError(f"{path} holds {ids.dtype} {ids.shape}: whole numbers [n] are expected.")
     return _checked(ids.tolist(), path)
@@ -81,9 +88,9 @@ def read_stl10_fold(path: pathlib.Path, fold: int) -> list[int]:
     folds = [line.split() for line in _read_text(path).splitlines() if line.strip()]
     if not 0 <= fold < len(folds):
         raise SplitError(f"{path} has no fold {fold}, only 0 to {len(folds) - 1}.")
-    wrong = next((t for t in folds[fold] if not (t.isascii() and t.isdigit())), None)
-    if wrong is not None:
-        raise SplitError(f"{path} fold {fold}: {wrong!r} is no id.")
+    for text in folds[fold]:
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+            raise SplitError(f"{path} fold {fold}: {text[:40]!r} is no id.")
     return _checked([int(text) for text in folds[fold]], path)
 
 
@@ -101,7 +108,8 @@ def read_uda_imdb(path: pathlib.Path, size: int, names: Sequence[str] | None = N
         that UDA's imdb_format.py writes.
 
     Raises:
-      SplitError: the list is none, too short, or names a review that is not among the names.
+      SplitError: the list is none, too short, or names a review that is not among the names, or
+        is more than once.
     """
     listed = [line.strip() for line in _read_text(path).splitlines() if line.strip()]
     if size < 2 or size % 2:
@@ -119,19 +127,37 @@ def read_uda_imdb(path: pathlib.Path, size: int, names: Sequence[str] | None = N
         raise SplitError(
             f"{path}: {missing!r} is not among the {len(order)} names of your reviews."
         )
+    times = collections.Counter(order)
+    twice = next((name for name in chosen if times[name] > 1), None)
+    if twice is not None:
+        where = path if names is None else "The names of your reviews"
+        raise SplitError(f"{where}: {twice!r} is there {times[twice]} times, so its id is unclear.")
     return _checked([position[name] for name in chosen], path)
 
 
 def write_ids(path: pathlib.Path, ids: Iterable[int], comment: str) -> None:
-    """Writes a file of ids, one a line, after a comment."""
+    """Writes a file of ids, one a line, after a comment; `path` is the old file or a whole one.
+
+    Raises:
+      SplitError: the path is that of a folder, or of a device, which the file would replace.
+    """
+    if path.exists() and not path.is_file():
+        raise SplitError(f"{path} is not a regular file: name one to write.")
     lines = [f"# {comment}", *map(str, ids)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _checked(ids: list[int], path: pathlib.Path) -> list[int]:
     """The ids, sorted; raises SplitError unless they are different, whole and at least one."""
     if not ids:
         raise SplitError(f"{path} holds no id.")
+    if max(ids) >= 10**_MAX_DIGITS:
+        raise SplitError(f"{path} holds a number of more than {_MAX_DIGITS} digits: that is no id.")
     if min(ids) < 0:
         raise SplitError(f"{path} holds the id {min(ids)}: ids count from 0.")
     ids = sorted(ids)
@@ -154,8 +180,8 @@ def _unreadable(path: pathlib.Path, error: OSError) -> SplitError:
     return SplitError(f"{path} cannot be read: {error.strerror}.")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _needed(flag: flags.FlagHolder) -> int:
@@ -185,7 +211,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         ids = _read()
         output = pathlib.Path(_OUTPUT.value)
-        write_ids(output, ids, f"{len(ids)} ids of {_INPUT.value}, in the format {_FORMAT.value}")
+        write_ids(output, ids, f"{len(ids)} ids of {_INPUT.value!r}, in the format {_FORMAT.value}")
     except SplitError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

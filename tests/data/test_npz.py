@@ -149,7 +149,7 @@ def test_vectors_that_are_not_finite_are_left_out_where_bad_examples_are_skipped
 
 
 def test_what_takes_more_memory_than_allowed_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "_array", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr(npz, "read_array", lambda *args: pytest.fail("read"))
     zeros = np.zeros((1000, 32, 32, 3), np.uint8)
     with pytest.raises(config.ConfigError, match="images.*max_memory_gb=0.001: raise that"):
         read(
