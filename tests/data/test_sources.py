@@ -256,3 +256,26 @@ def test_a_restricted_source_keeps_the_names_of_its_test_examples():
     np.testing.assert_array_equal(sources.of_classes(whole, (3,)), whole.labels == 3)
     with pytest.raises(config.ConfigError, match="unlabeled_classes=3,10.*no class 10"):
         sources.of_classes(whole, (3, 10))
+
+
+def _pictures(folder, *classes):
+    from PIL import Image
+
+    for c in classes:
+        (folder / c).mkdir(parents=True)
+        Image.fromarray(np.zeros([4, 4], np.uint8)).save(folder / c / "1.png")
+    return f"folder:{folder}"
+
+
+def test_folders_that_are_no_classes_are_of_unknown_class_where_they_are_joined(tmp_path, caplog):
+    own = sources.parse_name(_pictures(tmp_path / "own", "cat", "dog") + ".1@2-0")
+    batches = _pictures(tmp_path / "pool", "batch 1", "batch 2")
+    source = sources.load(own, config.DataConfig(unlabeled_data=batches))
+    assert source.labels.tolist() == [0, 1, -1, -1] and source.strangers is None
+    assert "none of its classes is one of cat, dog" in caplog.text
+    assert source.row_name(2) == f"{batches}: batch 1/1.png"
+    mixed = _pictures(tmp_path / "mixed", "cat", "ox")
+    strangers = sources.load(own, config.DataConfig(unlabeled_data=mixed)).strangers
+    assert strangers.tolist() == [False, False, False, True]
+    with pytest.raises(config.ConfigError, match="'1.png' has no label"):
+        sources.load(own, config.DataConfig(test_data=f"{batches}/batch 1"))

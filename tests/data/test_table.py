@@ -170,3 +170,15 @@ def test_skipping_leaves_out_each_bad_row_and_no_other(tmp_path, caplog, kind, s
     lines_left_out = [line.partition("line ")[2].split()[0] for line in found.skipped]
     assert lines_left_out == [str(3 + 2 * i) for i in range(len(bad))]
     assert f"{len(bad)} rows left out" in caplog.text
+
+
+@pytest.mark.parametrize("column", ["part", "Part", "split", "SPLIT"])
+def test_a_column_of_parts_is_known_by_either_name_in_any_case(tmp_path, column):
+    found = read(tmp_path, f"text,label,{column}\na,x,Train\nb,y,VAL\nc,x,test\n").parts
+    assert {part: examples.inputs.tolist() for part, examples in found.items()} == {
+        "train": ["a"],
+        "validation": ["b"],
+        "test": ["c"],
+    }
+    with pytest.raises(config.ConfigError, match="'part' and 'Split'"):
+        read(tmp_path, "text,part,Split\na,train,test\n")

@@ -95,14 +95,14 @@ def test_shards_of_a_folder_are_joined_by_name_and_make_parts(tmp_path):
     parts = {
         "a/x-train.tfrecord-00000-of-00002": ([0, 1], 1),
         "a/x-train.tfrecord-00001-of-00002": ([2, 0, 1], 2),
-        "b.tfrecords": ([1, 1], 3),
+        "b-Train.tfrecords": ([1, 1], 3),
         "test/z.tfrecord": ([1], 4),
-        "validation/z.tfrecord": ([0, 2], 5),
+        "VAL/z.tfrecord": ([0, 2], 5),
         "x-unlabelled.tfrecord": ([-1, 1], 6),
     }
     for name, (labels, seed) in parts.items():
         write(tmp_path / name, records_of(random_images(seed, len(labels)), labels))
-    write(tmp_path / "a/empty.tfrecord", [])
+    write(tmp_path / "a/empty-train.tfrecord", [])
     (tmp_path / "notes.txt").write_text("none")
     data = load(tmp_path)
     np.testing.assert_array_equal(data.labels, [0, 1, 2, 0, 1, 1, 1, -1, 1, 0, 2])
@@ -110,11 +110,20 @@ def test_shards_of_a_folder_are_joined_by_name_and_make_parts(tmp_path):
     np.testing.assert_array_equal(data.test_labels, [1])
     np.testing.assert_array_equal(data.inputs[2:5], random_images(2, 3))
     assert data.row_name(4) == "a/x-train.tfrecord-00001-of-00002 record 2"
-    assert data.row_name(5) == "b.tfrecords record 0"
+    assert data.row_name(5) == "b-Train.tfrecords record 0"
     trained = load(tmp_path / "a" / "*-train*")
     np.testing.assert_array_equal(trained.labels, [0, 1, 2, 0, 1])
-    only_test = load(tmp_path / "b.tfrecords", test_data=f"tfrecord:{tmp_path}/te*/z.tfrecord")
+    only_test = load(
+        tmp_path / "b-Train.tfrecords", test_data=f"tfrecord:{tmp_path}/te*/z.tfrecord"
+    )
     np.testing.assert_array_equal(only_test.test_labels, [1])
+
+
+def test_a_file_of_no_part_beside_one_of_train_is_refused_not_trained_on(tmp_path):
+    for name in ("x-train.tfrecord", "x-holdout.tfrecord"):
+        write(tmp_path / name, records_of(random_images(1, 2), [0, 1]))
+    with pytest.raises(config.ConfigError, match="x-holdout.tfrecord names no part"):
+        load(tmp_path)
 
 
 def test_pixels_with_their_sizes_are_images_too(tmp_path):

@@ -1,6 +1,7 @@
 """Data of a user's own through the binaries, as processes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -59,6 +60,21 @@ def test_without_a_test_part_runs_are_judged_on_validation_examples_alone(traine
     succeeded(run("evaluate", f"--model_dir={folder / 'run'}"))
     summary = json.loads((folder / "run/eval/summary.json").read_text())
     assert list(summary) == ["validation"] and summary["validation"]["examples"] == 6
+
+
+def test_a_run_goes_on_where_its_data_were_moved_to_and_not_on_other_data(trained):
+    folder, _, _ = trained
+    moved = folder / "elsewhere"
+    shutil.copytree(folder / "my.pictures", moved)
+    there = f"folder:{moved}.1@9-6"
+    shutil.copytree(folder / "run", folder / "moved")
+    evaluated = run("evaluate", f"--model_dir={folder / 'moved'}", f"--dataset={there}")
+    assert "validation" in succeeded(evaluated).stdout
+    result = succeeded(train(folder / "moved", there, "--max_memory_gb=0"))
+    assert "Already at step 12" in result.stderr
+    (moved / "unlabeled/3.png").unlink()
+    other = train(folder / "moved", there, "--max_memory_gb=0")
+    assert_refused(other, "the inputs of the data have changed")
 
 
 def test_weights_learned_by_one_model_are_those_another_starts_with(trained):
