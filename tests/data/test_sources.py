@@ -277,5 +277,5 @@ def test_folders_that_are_no_classes_are_of_unknown_class_where_they_are_joined(
     mixed = _pictures(tmp_path / "mixed", "cat", "ox")
     strangers = sources.load(own, config.DataConfig(unlabeled_data=mixed)).strangers
     assert strangers.tolist() == [False, False, False, True]
-    with pytest.raises(config.ConfigError, match="'1.png' has no label"):
+    with pytest.raises(config.ConfigError, match="parts unlabeled and no test part"):
         sources.load(own, config.DataConfig(test_data=f"{batches}/batch 1"))
