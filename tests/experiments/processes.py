@@ -1,6 +1,5 @@
 """Starting the binaries as a user does, and reading what they left."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -31,11 +30,9 @@ TINY = [
 
 
 def start(*arguments):
-    environment = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
