@@ -13,6 +13,7 @@ from typing import Any
 from absl import flags
 
 from ssl_influence import config as config_lib
+from ssl_influence.data import names
 
 flags.disclaim_key_flags()
 
@@ -603,8 +604,8 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
     changed = []
     for name, concern, field, _ in _TABLE:
         before, after = value(old, name), value(config, name)
-        if name == "dataset" and _ending(before) == _ending(after):  # wherever it lies now
-            continue
+        if name == "dataset" and names.ending(before) == names.ending(after):
+            continue  # The manifest says whether the data are the same.
         if before != after and (concern, field) not in free:
             changed.append(f"--{name}={before} there, {after} now")
     if changed:
@@ -612,10 +613,6 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
             f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
             "another --model_dir."
         )
-
-
-def _ending(dataset: str) -> str:
-    return dataset.rpartition(".")[2]
 
 
 def _has_schedule(method: config_lib.MethodConfig) -> bool:

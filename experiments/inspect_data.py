@@ -16,7 +16,6 @@ and exact copies among the examples. With --output it also writes
 import csv
 import json
 import pathlib
-import sys
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,6 @@ def main() -> None:
     output = None if _OUTPUT.value is None else pathlib.Path(_OUTPUT.value).expanduser()
     if output is not None:
         _make_directory(output)
-    # Names of files need not be text in the terminal's encoding.
-    sys.stdout.reconfigure(errors="backslashreplace")
 
     from experiments import launch
     from ssl_influence.reporting import samples

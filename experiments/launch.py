@@ -279,7 +279,7 @@ def _describe_data(built: Run) -> None:
     print(roles, flush=True)
     if source.skipped:
         _log.warning(
-            "%d examples could not be read and are left out, the first: %s",
+            "Left out since they could not be read: %d. The first: %s",
             len(source.skipped),
             source.skipped[0],
         )

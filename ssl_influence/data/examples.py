@@ -16,13 +16,13 @@ from ssl_influence.data import rows
 # Parts of a dataset. Rows of the first three have ids, in this order: what splits may draw from.
 TRAIN, UNLABELED, VALIDATION, TEST = PARTS = ("train", "unlabeled", "validation", "test")
 
+# What files, folders and tables may call them.
+PART_NAMES = {**{part: part for part in PARTS}, "val": VALIDATION}
+
 # Classes that a message names.
 _NAMED = 10
 
 _log = logging.getLogger("ssl_influence")
-
-# What folders and tables may call them.
-PART_NAMES = {**{part: part for part in PARTS}, "val": VALIDATION}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,18 +204,8 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
                     origin.name,
                     ", ".join(class_names[:_NAMED]),
                 )
-            if part in (VALIDATION, TEST) and np.any(labels[-1] < 0):
-                row = int(np.flatnonzero(labels[-1] < 0)[0])
-                given = examples.labels[row]
-                raise config.ConfigError(
-                    f"{origin.name}: the {part} example {_name(examples, row)} "
-                    + (
-                        f"is of class {origin.class_names[given]!r}, which is not of the task"
-                        if given >= 0
-                        else "has no label"
-                    )
-                    + f": take it out of the {part} part, or mend its label."
-                )
+            if part in (VALIDATION, TEST):
+                _check_all_known(origin, part, examples, labels[-1])
         examples = [examples for _, examples in pieces]
         joined[part] = Examples(
             inputs=rows.concatenate(
@@ -271,6 +261,19 @@ def _check_shape(
             f"{other_name}: {part} examples are {found.dtype} {found.shape[1:]} each, the training "
             f"examples of {name} {expected.dtype} {expected.shape[1:]}: they must agree (images "
             "are resized by image_size and image_channels)."
+        )
+
+
+def _check_all_known(origin: Collection, part: str, examples: Examples, labels: np.ndarray) -> None:
+    """Raises ConfigError where an example has no label of the task."""
+    for row in np.flatnonzero(labels < 0):
+        given = examples.labels[row]
+        fault = "has no label"
+        if given >= 0:
+            fault = f"is of class {origin.class_names[given]!r}, which is not of the task"
+        raise config.ConfigError(
+            f"{origin.name}: the {part} example {_name(examples, row)} {fault}: take it out of the "
+            f"{part} part, or mend its label."
         )
 
 

@@ -57,6 +57,11 @@ class DatasetName:
         return f"{self.source}.{self.seed}@{self.labels}-{self.validation}"
 
 
+def ending(text: str) -> str:
+    """`seed@labels-validation` of a full name: how data are split, wherever they lie."""
+    return text.rpartition(".")[2]
+
+
 def parse(text: str, endings: Mapping[str, str]) -> DatasetName | None:
     """`source.seed@labels-validation`, parsed from the right; None if it is not of this form.
 

@@ -22,12 +22,12 @@ _GZIP_RATIO = 1032
 
 
 def existing(place: str, what: str) -> pathlib.Path:
-    """The path, with ~ expanded.
+    """The path itself.
 
     Raises:
       ConfigError: nothing is there; the message says `what` should be.
     """
-    path = pathlib.Path(place).expanduser()
+    path = pathlib.Path(place)
     if not path.exists():
         raise config.ConfigError(f"There is no {path}: name {what}.")
     return path

@@ -544,7 +544,7 @@ def check(old: dict[str, Any], new: dict[str, Any]) -> None:
     # What a manifest was written without, before there was such a setting, it has as by default.
     values = [(key, old.get(key, default.get(key)), new[key]) for key in _SETTINGS]
     # The data may lie elsewhere now: their digests say whether they are the same.
-    endings = [str(contents.get("dataset")).rpartition(".")[2] for contents in (old, new)]
+    endings = [names.ending(str(contents.get("dataset"))) for contents in (old, new)]
     differences = [
         f"{key} was {before!r} and is now {after!r}"
         for key, before, after in (

@@ -107,7 +107,10 @@ def test_a_picture_that_turns_out_damaged_ends_the_run_with_its_name_or_is_skipp
     strict = train(tmp_path / "strict", dataset, "--max_memory_gb=0")
     assert_refused(strict, "unlabeled/3.png")
     result = succeeded(train(tmp_path / "skip", dataset, "--on_bad_example=skip"))
-    assert "1 examples could not be read" in result.stderr and "unlabeled/3.png" in result.stderr
+    assert (
+        "Left out since they could not be read: 1." in result.stderr
+        and "unlabeled/3.png" in result.stderr
+    )
     split = splits.read(tmp_path / "skip/split.json")
     assert sum(len(split[role]) for role in splits.ROLES) == 31
 

@@ -67,7 +67,7 @@ def read(
             "does: rename it, or move it away."
         )
     parts = {part or examples.TRAIN: paths for part, paths in parts.items()}
-    if len(parts) == 1 and not pathlib.Path(place).expanduser().is_dir():
+    if len(parts) == 1 and not pathlib.Path(place).is_dir():
         parts = {examples.TRAIN: files}
     where = f"{name.source}:{place}"
     shards = {part: _Records(root, paths, part, settings) for part, paths in parts.items()}
@@ -87,7 +87,7 @@ def read(
 
 def _find(place: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
     """(the folder that all lie in, the files in the order of their paths below it)."""
-    path = pathlib.Path(place).expanduser()
+    path = pathlib.Path(place)
     if path.is_dir():
         root = path
         found = [p for p in path.rglob("*") if _NAME.search(p.name) and p.is_file()]
