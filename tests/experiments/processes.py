@@ -1,6 +1,7 @@
 """Starting the binaries as a user does, and reading what they left."""
 
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -29,10 +30,16 @@ TINY = [
 ]
 
 
+def _take_interrupts():
+    """Ends what a process inherits of nohup, that Ctrl-C is ignored: tests wait for its effect."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*arguments):
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
+        preexec_fn=_take_interrupts,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
