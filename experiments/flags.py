@@ -19,7 +19,7 @@ flags.disclaim_key_flags()
 
 _CHOICES = {
     "method": tuple(config_lib.METHODS),
-    "strong_view": config_lib.STRONG_VIEWS,
+    "strong_view": (*config_lib.STRONG_VIEWS, *config_lib.TEXT_VIEWS),
     "forward_pass": config_lib.FORWARD_PASSES,
     "weighting": config_lib.WEIGHTINGS,
     "weight_batch": config_lib.WEIGHT_BATCHES,
@@ -34,6 +34,9 @@ _CHOICES = {
     "decayed_variables": config_lib.DECAYED_VARIABLES,
     "ema_variables": config_lib.EMA_VARIABLES,
     "model": config_lib.MODELS,
+    "pooling": config_lib.POOLINGS,
+    "keep_end": config_lib.KEPT_ENDS,
+    "mixed_precision": config_lib.MIXED_PRECISIONS,
     "tsa": config_lib.TSA_SCHEDULES,
     "target_forward": config_lib.TARGET_FORWARDS,
     "normalization": config_lib.NORMALIZATIONS,
@@ -100,6 +103,12 @@ _TABLE = (
         "data",
         "columns",
         "Names of a table's columns if its first line is not a header, as id,rating,text.",
+    ),
+    (
+        "min_text_length",
+        "data",
+        "min_text_length",
+        "Texts of the unlabeled part with fewer characters are left out (500 in UDA's code).",
     ),
     (
         "on_bad_example",
@@ -187,8 +196,9 @@ _TABLE = (
         "strong_view",
         "augment",
         "strong",
-        "How strong views are made: RandAugment of UDA or of FixMatch, the policies AutoAugment "
-        "found, or CTAugment, which learns how strong it may be.",
+        "How strong views are made. Of images: RandAugment of UDA or of FixMatch, the policies "
+        "AutoAugment found, or CTAugment, which learns how strong it may be. Of texts: tf_idf "
+        "replaces words that say little, paraphrases come from a file.",
     ),
     (
         "rand_augment_operations",
@@ -228,6 +238,18 @@ _TABLE = (
         "Steps whose batches share one snapshot of CTAugment's rates.",
     ),
     (
+        "tf_idf_probability",
+        "augment",
+        "tf_idf_probability",
+        "Share of the words that strong_view=tf_idf replaces, on average.",
+    ),
+    (
+        "paraphrases",
+        "augment",
+        "paraphrases",
+        "File of paraphrases, as experiments.back_translate writes it.",
+    ),
+    (
         "normalization",
         "augment",
         "normalization",
@@ -249,6 +271,33 @@ _TABLE = (
         "model",
         "batch_norm_momentum",
         "Momentum of BatchNorm's moving statistics; short runs need a lower one.",
+    ),
+    (
+        "encoder",
+        "model",
+        "encoder",
+        "Pretrained BERT: a folder with its weights, configuration and vocabulary, or bert_tiny or "
+        "minilm where their packages are installed.",
+    ),
+    (
+        "pooling",
+        "model",
+        "pooling",
+        "Features of BERT: those of its pooler, of the first token, or the mean of all tokens.",
+    ),
+    ("dropout", "model", "dropout", "Dropout of BERT."),
+    (
+        "sequence_length",
+        "model",
+        "sequence_length",
+        "Tokens that a text is cut or filled up to, two special ones among them.",
+    ),
+    ("keep_end", "model", "keep_end", "Which end of a text stays if it is too long."),
+    (
+        "lower_case",
+        "model",
+        "lower_case",
+        "Texts are put in lower case, without accents (default: as the encoder says).",
     ),
     ("method", "method", "name", "Base SSL algorithm; supervised uses the labeled examples alone."),
     (
@@ -326,7 +375,7 @@ _TABLE = (
         "optimizer",
         "schedule",
         "cosine: learning rate times cos(7 pi / 16 * progress), as FixMatch; half_cosine: down to "
-        "0.4% of it, as UDA; or constant.",
+        "0.4% of it, as UDA; linear: down to 0, as BERT; or constant.",
     ),
     (
         "learning_rate_warmup_steps",
@@ -335,6 +384,24 @@ _TABLE = (
         "Steps over which the learning rate grows from 0.",
     ),
     ("momentum", "optimizer", "momentum", "Momentum of sgd."),
+    (
+        "adam_epsilon",
+        "optimizer",
+        "adam_epsilon",
+        "Added to the root of adam's second moment.",
+    ),
+    (
+        "adam_bias_correction",
+        "optimizer",
+        "adam_bias_correction",
+        "Adam corrects the bias of its moments; BERT's published code does not.",
+    ),
+    (
+        "clip_norm",
+        "optimizer",
+        "clip_norm",
+        "Gradients are scaled down to this norm, all together (default: never).",
+    ),
     (
         "weight_decay",
         "optimizer",
@@ -468,6 +535,19 @@ _TABLE = (
     ("keep_checkpoints", "train", "keep_checkpoints", "How many of the newest checkpoints stay."),
     ("tensorboard", "train", "tensorboard", "Write TensorBoard event files beside metrics.jsonl."),
     ("jit_compile", "train", "jit_compile", "Compile the steps with XLA."),
+    (
+        "rows_per_pass",
+        "train",
+        "rows_per_pass",
+        "The most rows that go through the network at once; more are taken in turn, which saves "
+        "memory and costs a forward pass (default: all at once).",
+    ),
+    (
+        "mixed_precision",
+        "train",
+        "mixed_precision",
+        "bfloat16 computes in half precision, with variables and influence in float32.",
+    ),
 )
 
 # Fields that a resumed run may change: they decide where things lie and what is kept, not the run.

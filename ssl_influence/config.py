@@ -67,6 +67,8 @@ STRONG_VIEWS = (
     "auto_augment_svhn",
     "ctaugment",
 )
+# Of texts.
+TEXT_VIEWS = ("tf_idf", "paraphrases")
 WEIGHTINGS = ("per_example", "single", "fixed")
 WEIGHT_BATCHES = ("fused", "fresh")
 INFLUENCE_PARAMS = ("last_layer", "last_block", "all")
@@ -84,8 +86,13 @@ CURVATURES = ("gauss_newton", "hessian")
 WEIGHT_OPTIMIZERS = ("m_adam", "adam", "sgd")
 HEADS = ("softmax", "binary")
 OPTIMIZERS = ("sgd", "adam")
-SCHEDULES = ("cosine", "half_cosine", "constant")
-MODELS = ("wide_resnet", "mlp")
+SCHEDULES = ("cosine", "half_cosine", "linear", "constant")
+MODELS = ("wide_resnet", "mlp", "bert")
+POOLINGS = ("pooler", "first", "mean")
+KEPT_ENDS = ("right", "left")
+MIXED_PRECISIONS = ("none", "bfloat16")
+# Methods that mix or perturb inputs, which token ids cannot be.
+_CONTINUOUS_INPUTS = ("vat", "mixmatch", "remixmatch")
 # Settings of AugmentConfig, by their flags, and the strong views that they are for.
 _STRONG_VIEW_SETTINGS = {
     **dict.fromkeys(
@@ -96,12 +103,14 @@ _STRONG_VIEW_SETTINGS = {
         ("ctaugment_depth", "ctaugment_threshold", "ctaugment_decay", "ctaugment_interval"),
         ("ctaugment",),
     ),
+    "tf_idf_probability": ("tf_idf",),
+    "paraphrases": ("paraphrases",),
 }
 # Methods some of whose losses are no cross-entropy of the classifier to a constant target.
 _OTHER_LOSSES = ("vat", "mean_teacher", "mixmatch", "remixmatch")
 TSA_SCHEDULES = ("none", "linear", "log", "exp")
 NORMALIZATIONS = ("scale", "standardize")
-DECAYED_VARIABLES = ("kernels", "all")
+DECAYED_VARIABLES = ("kernels", "no_norm_no_bias", "all")
 TARGET_FORWARDS = FORWARD_PASSES = ("joint", "separate")
 EVALUATION_BATCH_SIZE = 500
 EMA_VARIABLES = ("trainable", "all")
@@ -169,6 +178,8 @@ class DataConfig:
       text_column, image_column, label_column: names of the columns of a table (or features of
         TFRecords) that hold a text, the path of an image, or the label.
       columns: names of a table's columns where its first line does not hold them; () where it does.
+      min_text_length: in characters; shorter texts of the unlabeled part are left out (UDA's code
+        leaves out unlabeled reviews below 500).
       on_bad_example: "error" ends with the name of a file or row that cannot be read; "skip" leaves
         such examples out and counts them.
       max_memory_gb: files of images are read ahead into memory if they take no more, decoded, in
@@ -204,6 +215,7 @@ class DataConfig:
     image_column: str = "image"
     label_column: str = "label"
     columns: tuple[str, ...] = ()
+    min_text_length: int = 0
     on_bad_example: str = "error"
     max_memory_gb: float = 4.0
     unlabeled_includes_labeled: bool = False
@@ -236,6 +248,7 @@ class DataConfig:
                 f"image_channels={self.image_channels} must be 1 (gray) or 3 (RGB).",
             )
         _one_of("on_bad_example", self.on_bad_example, ON_BAD_EXAMPLE)
+        _count("min_text_length", self.min_text_length, 0)
         _at_least("max_memory_gb", self.max_memory_gb, 0)
         _between("label_noise", self.label_noise, 0, 1)
         _require(
@@ -269,14 +282,17 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AugmentConfig:
-    """How the weak and strong views of an image are made; ignored for data that are not images.
+    """How the weak and strong views of an image or a text are made; vectors are left as they are.
+
+    The weak view of a text is the text.
 
     Attributes:
       flip: horizontal flips in the weak view; None follows the dataset (no flips for digits).
       shift: largest reflect-padded shift of the weak view in pixels; None is 1/8 of the height.
-      strong: how the strong view is made, one of STRONG_VIEWS: UDA's RandAugment or FixMatch's,
-        the policies that AutoAugment found for CIFAR-10 or SVHN, or CTAugment, which learns how
-        strong it may be.
+      strong: how the strong view is made. Of an image, one of STRONG_VIEWS: UDA's RandAugment or
+        FixMatch's, the policies that AutoAugment found for CIFAR-10 or SVHN, or CTAugment, which
+        learns how strong it may be. Of a text, one of TEXT_VIEWS: "tf_idf" replaces words that say
+        little (UDA section 2.2 and appendix), "paraphrases" takes those of a file.
       operations: operations drawn per image for the strong view (RandAugment), 0 for none.
       probability: chance that a drawn operation is applied (RandAugment).
       cutout: side of the square that closes the strong view, as a fraction of the height; 0 for
@@ -285,6 +301,8 @@ class AugmentConfig:
       ctaugment_threshold: a magnitude is drawn if its rate, over the highest, is at least this.
       ctaugment_decay: share of the old rate that a probe leaves.
       ctaugment_interval: steps that share one snapshot of the rates.
+      tf_idf_probability: share of the words that are replaced, on average.
+      paraphrases: the file of `data.paraphrases`, which experiments.back_translate writes.
       normalization: "scale" maps [0, 255] to [-1, 1]; "standardize" subtracts the training mean and
         divides by the standard deviation, channel by channel.
     """
@@ -299,12 +317,14 @@ class AugmentConfig:
     ctaugment_threshold: float = 0.8
     ctaugment_decay: float = 0.99
     ctaugment_interval: int = 100
+    tf_idf_probability: float = 0.7
+    paraphrases: str | None = None
     normalization: str = "scale"
 
     def __post_init__(self):
         if self.shift is not None:
             _count("shift", self.shift, 0)
-        _one_of("strong_view", self.strong, STRONG_VIEWS)
+        _one_of("strong_view", self.strong, (*STRONG_VIEWS, *TEXT_VIEWS))
         _count("rand_augment_operations", self.operations, 0)
         _between("rand_augment_probability", self.probability, 0, 1)
         _between("cutout", self.cutout, 0, 1)
@@ -313,6 +333,12 @@ class AugmentConfig:
         _between("ctaugment_threshold", self.ctaugment_threshold, 0, 1)
         _between("ctaugment_decay", self.ctaugment_decay, 0, 1)
         _one_of("normalization", self.normalization, NORMALIZATIONS)
+        _between("tf_idf_probability", self.tf_idf_probability, 0, 1)
+        _require(
+            self.strong != "paraphrases" or self.paraphrases,
+            "strong_view=paraphrases needs a file of them: name it as paraphrases, or write one by "
+            "experiments.back_translate.",
+        )
         default = {field.name: field.default for field in dataclasses.fields(self)}
         for flag, views in _STRONG_VIEW_SETTINGS.items():
             name = flag.removeprefix("rand_augment_")
@@ -326,9 +352,20 @@ class AugmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The network: a Wide-ResNet (`depth`, `width` as in WRN-28-2) or the paper's two-layer MLP.
+    """The network: a Wide-ResNet (`depth`, `width` as in WRN-28-2), the paper's MLP, or BERT.
 
     Attributes:
+      encoder: of bert: the folder or file of a pretrained encoder, or what third_party.bert calls
+        it. Sizes and vocabulary are its own.
+      pooling: of bert, the features: "pooler", tanh of a Dense layer of the first token (as
+        published; new where the encoder comes without one); "first", the first token itself; or
+        "mean", of all tokens.
+      dropout: of bert, everywhere: embeddings, attention, after each part of a block, and features.
+      sequence_length: of bert, L, tokens that a text is cut or filled up to, [CLS] and [SEP] among
+        them.
+      keep_end: of bert, which end of a text that is too long stays: "right" (UDA) or "left".
+      lower_case: of bert, texts are put in lower case and without accents; None: as the encoder
+        says.
       head: "softmax", C logits; "binary", one number f that gives the logits (f/2, -f/2) of two
         classes (the paper's appendix).
     """
@@ -340,6 +377,12 @@ class ModelConfig:
     hidden_units: tuple[int, ...] = (100, 100)
     batch_norm_momentum: float = 0.999
     head: str = "softmax"
+    encoder: str | None = None
+    pooling: str = "pooler"
+    dropout: float = 0.1
+    sequence_length: int = 128
+    keep_end: str = "right"
+    lower_case: bool | None = None
 
     def __post_init__(self):
         _one_of("model", self.name, MODELS)
@@ -351,7 +394,7 @@ class ModelConfig:
             )
             _count("width", self.width, 1)
             _count("filters", self.filters, 1)
-        else:
+        elif self.name == "mlp":
             _require(
                 bool(self.hidden_units) and min(self.hidden_units) >= 1,
                 f"hidden_units={self.hidden_units} needs at least one layer of at least one unit.",
@@ -359,6 +402,18 @@ class ModelConfig:
         _require(
             0 <= self.batch_norm_momentum < 1,
             f"batch_norm_momentum={self.batch_norm_momentum} must lie in [0, 1).",
+        )
+        _one_of("pooling", self.pooling, POOLINGS)
+        _require(0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1).")
+        _count("sequence_length", self.sequence_length, 3)
+        _one_of("keep_end", self.keep_end, KEPT_ENDS)
+        _require(
+            self.name == "bert" or self.encoder is None,
+            f"encoder={self.encoder} has no effect with model={self.name}: use model=bert.",
+        )
+        _require(
+            self.name != "bert" or bool(self.encoder),
+            "model=bert needs a pretrained encoder: name its folder as encoder.",
         )
 
 
@@ -457,16 +512,20 @@ class OptimizerConfig:
 
     Attributes:
       name: "sgd" (Nesterov momentum) or "adam".
+      adam_epsilon: added to the root of the second moment.
+      adam_bias_correction: off in BERT's published code.
       learning_rate: alpha, before the schedule.
       schedule: after the warm-up, with p from 0 to 1 over the steps left: "cosine" is alpha cos(7
         pi p / 16) (FixMatch); "half_cosine" is alpha (1 + cos(pi p)) / 2, plus 0.4% of alpha as its
-        floor (UDA's image code); "constant" is alpha.
+        floor (UDA's image code); "linear" is alpha (1 - p) (BERT); "constant" is alpha.
       warmup_steps: over these the learning rate grows linearly from 0.
       momentum: of SGD.
       weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
       decoupled_weight_decay: after each step a decayed variable shrinks by this times the learning
         rate (AdamW); it is no part of the objective.
-      decayed_variables: "kernels" (FixMatch) or "all" trainable variables (UDA's image code).
+      decayed_variables: "kernels" (FixMatch); "no_norm_no_bias", all but biases and those of
+        normalizations (BERT); or "all" trainable variables (UDA's image code).
+      clip_norm: gradients are scaled down to this norm, all taken together; None: never.
       ema_decay: decay of the moving average of the weights that is evaluated beside them.
       ema_variables: "trainable" (FixMatch), or "all": BatchNorm statistics too (UDA).
     """
@@ -476,6 +535,9 @@ class OptimizerConfig:
     schedule: str = "cosine"
     warmup_steps: int = 0
     momentum: float = 0.9
+    adam_epsilon: float = 1e-7
+    adam_bias_correction: bool = True
+    clip_norm: float | None = None
     weight_decay: float = 5e-4
     decoupled_weight_decay: float = 0.0
     decayed_variables: str = "kernels"
@@ -488,6 +550,9 @@ class OptimizerConfig:
         _one_of("schedule", self.schedule, SCHEDULES)
         _count("learning_rate_warmup_steps", self.warmup_steps, 0)
         _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
+        _positive("adam_epsilon", self.adam_epsilon)
+        if self.clip_norm is not None:
+            _positive("clip_norm", self.clip_norm)
         for name in ("weight_decay", "decoupled_weight_decay"):
             _at_least(name, getattr(self, name), 0)
         _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)
@@ -621,6 +686,10 @@ class TrainConfig:
 
     Attributes:
       tensorboard: write event files beside metrics.jsonl.
+      rows_per_pass: the most rows that go through the network at once; more are taken in turn and
+        their gradients added up, which costs a forward pass and saves memory. None: all at once.
+      mixed_precision: "bfloat16" computes in half precision, with variables, losses and influence
+        in float32; "none" computes in float32.
     """
 
     train_steps: int = 1000
@@ -631,12 +700,17 @@ class TrainConfig:
     keep_checkpoints: int = 50
     tensorboard: bool = True
     jit_compile: bool = False
+    rows_per_pass: int | None = None
+    mixed_precision: str = "none"
 
     def __post_init__(self):
         _count("train_steps", self.train_steps, 1)
         _between("seed", self.seed, 0, 2**31 - 1)
         for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
             _count(name, getattr(self, name), 1)
+        if self.rows_per_pass is not None:
+            _count("rows_per_pass", self.rows_per_pass, 1)
+        _one_of("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -669,6 +743,18 @@ class Config:
             or self.weights.influence_params != "last_layer",
             f"curvature={self.weights.curvature} has no effect with influence_params=last_layer, "
             "where logits are linear: leave it out.",
+        )
+        _require(
+            self.model.name != "bert" or self.method.name not in _CONTINUOUS_INPUTS,
+            f"method={self.method.name} perturbs or mixes inputs, which words cannot be: with "
+            "model=bert use uda, fixmatch, pseudo_label, mean_teacher or supervised.",
+        )
+        _require(
+            self.train.rows_per_pass is None
+            or self.weights.influence_params == "last_layer"
+            or self.weights.weighting == "fixed",
+            f"rows_per_pass={self.train.rows_per_pass} saves the memory that influence_params="
+            f"{self.weights.influence_params} needs: use last_layer, or leave it out.",
         )
 
     def replace(self, **concerns: dict[str, Any]) -> "Config":
