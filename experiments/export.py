@@ -7,10 +7,11 @@
     model.signatures["encoded"](inputs=files)  # the bytes of PNG or JPEG files, string [B]
 
 Both give {"probabilities": float32 [B, C], "class": int32 [B], "class_name": string [B]}. A model
-of vectors takes float32 [B, d] and has no signature `encoded`. That one scales images of another
-size so that they cover the model's, and cuts them to the middle, as experiments.predict --resize
-does, but takes no notice of the orientation that Exif gives. One file in a batch that is no image
-fails the whole batch.
+of vectors takes float32 [B, d] and one of texts string [B], which needs `import tensorflow_text`
+before it is loaded; both have no signature `encoded`. That one scales images of another size so
+that they cover the model's, and cuts them to the middle, as experiments.predict --resize does, but
+takes no notice of the orientation that Exif gives. One file in a batch that is no image fails the
+whole batch.
 
 --output must be new or empty. Class names also lie there in class_names.txt, one a line.
 """

@@ -544,20 +544,23 @@ _TABLE = (
     ),
     (
         "mixed_precision",
-        "train",
+        "model",
         "mixed_precision",
         "bfloat16 computes in half precision, with variables and influence in float32.",
     ),
 )
 
 # Fields that a resumed run may change: they decide where things lie and what is kept, not the run.
-# (Of the data, the manifest holds digests and ids.)
+# (The manifest holds digests of the data and of paraphrases, and ids; encoder.json one of the
+# encoder.)
 _FREE_ON_RESUME = {
     ("data", "data_dir"),
     ("data", "unlabeled_data"),
     ("data", "validation_data"),
     ("data", "test_data"),
     ("data", "max_memory_gb"),
+    ("augment", "paraphrases"),
+    ("model", "encoder"),
     ("train", "checkpoint_every"),
     ("train", "keep_checkpoints"),
     ("train", "tensorboard"),

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from experiments import flags as shared_flags
+from experiments import encoders, flags as shared_flags
 from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
 from ssl_influence.augment import ctaugment
 from ssl_influence.data import (
@@ -27,9 +27,10 @@ from ssl_influence.data import (
     pipeline as pipeline_lib,
     sources,
     splits,
+    tokens,
 )
 from ssl_influence.methods import base as methods_base, registry as methods
-from ssl_influence.models import registry as models
+from ssl_influence.models import bert, registry as models
 from ssl_influence.reporting import ranking
 
 _log = logging.getLogger("ssl_influence")
@@ -45,6 +46,7 @@ class Run:
     manifest: dict
     pipeline: pipeline_lib.Pipeline
     trainer: training.BilevelTrainer
+    encoder: bert.Encoder | None = None
 
 
 def build(config: config_lib.Config) -> Run:
@@ -56,14 +58,21 @@ def build(config: config_lib.Config) -> Run:
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.train.seed)
     source, split, name, config = load_data(config)
-    pipeline, trainer = assemble(config, source, split)
+    encoder, tokenizer = None, None
+    if config.model.name == "bert":
+        encoder, tokenizer = encoders.load(config.model)
+    pipeline, trainer = assemble(config, source, split, encoder, tokenizer)
+    digests = {}
+    if pipeline.paraphrases_sha256 is not None:
+        digests["paraphrases_sha256"] = pipeline.paraphrases_sha256
     return Run(
         config=config,
         source=source,
         split=split,
-        manifest=splits.manifest(split, name, source, config.data),
+        manifest=splits.manifest(split, name, source, config.data, digests),
         pipeline=pipeline,
         trainer=trainer,
+        encoder=encoder,
     )
 
 
@@ -96,16 +105,34 @@ def load_data(
 
 
 def assemble(
-    config: config_lib.Config, source: examples.Source, split: splits.Split
+    config: config_lib.Config,
+    source: examples.Source,
+    split: splits.Split,
+    encoder: bert.Encoder | None = None,
+    tokenizer: tokens.TokenizerSpec | None = None,
 ) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
-    """The batches, and the trainer for them, of a dataset that was split."""
+    """The batches, and the trainer for them, of a dataset that was split.
+
+    Args:
+      config: of the run.
+      source: the examples.
+      split: their roles.
+      encoder: of model=bert, as `encoders.load` gives it.
+      tokenizer: likewise.
+    """
     num_classes, seed = len(source.class_names), config.train.seed
-    if source.kind == "text":
-        raise config_lib.ConfigError(
-            f"dataset={config.data.dataset} holds texts, which no model here takes: "
-            "experiments.inspect_data shows what is in it."
-        )
-    model = models.build(config.model, source.inputs.shape[1:], num_classes, seed)
+    spec = inputs.of(source, config.augment, tokenizer)
+    model = models.build(
+        config.model,
+        spec.model_shape,
+        num_classes,
+        seed,
+        **({"encoder": encoder.sizes, "pad_id": tokenizer.token_id(tokens.PAD)} if encoder else {}),
+    )
+    if encoder is not None:
+        new = bert.load(model, encoder.weights)
+        if new and config.model.pooling == "pooler":
+            _log.info("The encoder comes without a pooler: it begins with new weights.")
     method = methods.build(
         config.method,
         num_classes,
@@ -128,6 +155,7 @@ def assemble(
         views=method.views,
         labeled_view=labeled_view,
         augmenter=augmenter,
+        tokenizer=tokenizer,
     )
     example_weights = training.make_example_weights(config.weights, len(source.labels))
     trainer = training.BilevelTrainer(model, method, example_weights, config, augmenter=augmenter)
@@ -419,6 +447,8 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
                     "put it back, or use another --model_dir."
                 )
         shared_flags.check_resumable(flagfile, built.config)
+        if built.encoder is not None:
+            _check_encoder(model_dir / "encoder.json", built)
         splits.check(splits.read(manifest), built.manifest)
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
@@ -427,6 +457,8 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
         splits.write(built.manifest, manifest)
         inputs.write(built.pipeline.spec, model_dir / "inputs.json")
+        if built.encoder is not None:
+            bert.write(built.encoder.sizes, built.encoder.sha256, model_dir / "encoder.json")
     except BlockingIOError as error:
         raise config_lib.ConfigError(
             f"Another process trains in {model_dir}: wait for it, or name another."
@@ -437,6 +469,16 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         ) from error
     with lock:
         yield
+
+
+def _check_encoder(path: pathlib.Path, built: Run) -> None:
+    """Raises ConfigError if a run began with another pretrained encoder."""
+    _, sha256 = bert.read(path)
+    if sha256 != built.encoder.sha256:
+        raise config_lib.ConfigError(
+            f"{path.parent} holds a run that began with another encoder than --encoder="
+            f"{built.config.model.encoder} is now: use that, or another --model_dir."
+        )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Predicts the classes of images, or of vectors, with the model of a run.
+"""Predicts the classes of images, of texts or of vectors, with the model of a run.
 
     python -m experiments.predict --model_dir=/tmp/run --inputs=photo.jpg,/data/more_photos
+    python -m experiments.predict --model_dir=/tmp/snippets --text="Funny and moving."
 
 prints a table, a row for each input: its name, the class predicted, its probability, and the
 probability of every class (CSV; --format=json gives a line of JSON for each). Messages go to the
@@ -8,8 +9,11 @@ error stream, so the output can be piped; --output writes a file instead, all of
 
 --inputs are image files; folders, for all images below them; and .npz files with an array named
 images, x or inputs, or a single array: uint8 images [n, H, W, C] or, for models of vectors, numbers
-[n, d]. A path with a comma in it goes in double quotes. The dataset of the run is not needed:
-flags.txt, inputs.json and a checkpoint are.
+[n, d]. For models of texts they are .csv and .tsv files, whose column of texts has the name that
+the run's --text_column gives; folders, for all .txt files below them, one text each; and other
+files, one text a line. --text gives a text itself, and may be repeated. A path with a comma in it
+goes in double quotes. The dataset of the run is not needed: flags.txt, inputs.json (of texts also
+encoder.json) and a checkpoint are.
 
 Images are decoded as they were for training, with its --image_size and --image_channels. Those that
 do not have the model's shape then are an error, unless --resize is given.
@@ -26,7 +30,8 @@ from experiments import command, trained
 from ssl_influence import config as config_lib, files, serving
 
 trained.define_flags()
-_INPUTS = flags.DEFINE_list("inputs", None, "Files and folders of inputs.", required=True)
+_INPUTS = flags.DEFINE_list("inputs", [], "Files and folders of inputs.")
+_TEXT = flags.DEFINE_multi_string("text", [], "A text to predict for, for models of texts.")
 _FORMAT = flags.DEFINE_enum("format", "csv", serving.FORMATS, "Form of the table.")
 _OUTPUT = flags.DEFINE_string("output", None, "File to write (default: standard output).")
 _TOP = flags.DEFINE_integer(
@@ -51,7 +56,7 @@ _ON_BAD_EXAMPLE = flags.DEFINE_enum(
     "What to do about an input that cannot be read: end with an error that names it, or leave it "
     "out and count it.",
 )
-flags.register_validator("inputs", lambda paths: paths and all(paths), "name files or folders")
+flags.register_validator("inputs", all, "name files or folders")
 flags.register_validator("output", lambda path: path != "", "name a file, or leave it out")
 
 
@@ -59,11 +64,20 @@ def main() -> None:
     output = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
     if output is not None and output.is_dir():
         raise config_lib.ConfigError(f"--output={output} is a folder: name a file.")
+    if not _INPUTS.value and not _TEXT.value:
+        raise config_lib.ConfigError("Name what to predict for: --inputs, or --text for a text.")
     classifier, config = trained.load()
     from ssl_influence.serving import predictions, reading
 
     paths = [pathlib.Path(path).expanduser() for path in _INPUTS.value]
     parts = reading.find(paths, classifier.spec, config.data, resize=_RESIZE.value)
+    if _TEXT.value:
+        if classifier.spec.kind != "text":
+            raise config_lib.ConfigError(
+                f"--text={_TEXT.value[0]!r} is for models of texts, and this one takes "
+                f"{classifier.spec.kind}s: name files of them as --inputs."
+            )
+        parts.append(reading.texts(_TEXT.value))
     batches = reading.batches(parts, _BATCH_SIZE.value, _ON_BAD_EXAMPLE.value)
     table = predictions.table(classifier, batches, _FORMAT.value, _TOP.value)
     if output is None:

@@ -368,6 +368,8 @@ class ModelConfig:
         says.
       head: "softmax", C logits; "binary", one number f that gives the logits (f/2, -f/2) of two
         classes (the paper's appendix).
+      mixed_precision: "bfloat16" computes in half precision, with variables, features, logits,
+        losses and influence in float32; "none" computes in float32.
     """
 
     name: str = "wide_resnet"
@@ -377,6 +379,7 @@ class ModelConfig:
     hidden_units: tuple[int, ...] = (100, 100)
     batch_norm_momentum: float = 0.999
     head: str = "softmax"
+    mixed_precision: str = "none"
     encoder: str | None = None
     pooling: str = "pooler"
     dropout: float = 0.1
@@ -387,6 +390,7 @@ class ModelConfig:
     def __post_init__(self):
         _one_of("model", self.name, MODELS)
         _one_of("head", self.head, HEADS)
+        _one_of("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
         if self.name == "wide_resnet":
             _require(
                 self.depth >= 10 and (self.depth - 4) % 6 == 0,
@@ -517,7 +521,8 @@ class OptimizerConfig:
       learning_rate: alpha, before the schedule.
       schedule: after the warm-up, with p from 0 to 1 over the steps left: "cosine" is alpha cos(7
         pi p / 16) (FixMatch); "half_cosine" is alpha (1 + cos(pi p)) / 2, plus 0.4% of alpha as its
-        floor (UDA's image code); "linear" is alpha (1 - p) (BERT); "constant" is alpha.
+        floor (UDA's image code); "linear" is alpha times the share of all steps, the
+        warm-up among them, that is left (BERT); "constant" is alpha.
       warmup_steps: over these the learning rate grows linearly from 0.
       momentum: of SGD.
       weight_decay: coupled L2, weight_decay / 2 |v|^2 in the objective for each decayed variable v.
@@ -688,8 +693,6 @@ class TrainConfig:
       tensorboard: write event files beside metrics.jsonl.
       rows_per_pass: the most rows that go through the network at once; more are taken in turn and
         their gradients added up, which costs a forward pass and saves memory. None: all at once.
-      mixed_precision: "bfloat16" computes in half precision, with variables, losses and influence
-        in float32; "none" computes in float32.
     """
 
     train_steps: int = 1000
@@ -701,7 +704,6 @@ class TrainConfig:
     tensorboard: bool = True
     jit_compile: bool = False
     rows_per_pass: int | None = None
-    mixed_precision: str = "none"
 
     def __post_init__(self):
         _count("train_steps", self.train_steps, 1)
@@ -710,7 +712,6 @@ class TrainConfig:
             _count(name, getattr(self, name), 1)
         if self.rows_per_pass is not None:
             _count("rows_per_pass", self.rows_per_pass, 1)
-        _one_of("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -285,7 +285,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then one of the schedules that `config.OptimizerConfig` describes.
 
     Args:
-      name: "cosine", "half_cosine" or "constant".
+      name: "cosine", "half_cosine", "linear" or "constant".
       learning_rate: alpha.
       steps: of the whole run.
       warmup_steps: of those, the ones over which the rate grows from 0.
@@ -304,6 +304,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         p = tf.clip_by_value(p, 0.0, 1.0)
         factor = {
             "cosine": lambda: tf.cos(7.0 * math.pi / 16.0 * p),
+            "linear": lambda: 1.0 - tf.minimum(step / self.steps, 1.0),
             "half_cosine": lambda: 0.004 + 0.996 * 0.5 * (1.0 + tf.cos(math.pi * p)),
             "constant": lambda: tf.ones_like(p),
         }[self.name]()
@@ -349,6 +350,85 @@ class Nesterov(keras.optimizers.SGD):
         )
 
 
+@keras.utils.register_keras_serializable("ssl_influence")
+class Adam(keras.optimizers.Adam):
+    """Adam in one op a variable, whose bias correction may be left out as in BERT's own code.
+
+    Rows of a table without a gradient have one of 0: their moments decay, as those of others do.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        epsilon: float = 1e-7,
+        bias_correction: bool = True,
+        name="Adam",
+        **kwargs,
+    ):
+        super().__init__(learning_rate, epsilon=epsilon, name=name, **kwargs)
+        self.bias_correction = bias_correction
+
+    def update_step(self, gradient, variable):
+        """Moves a variable and its moments."""
+        index = self._index_dict[self._var_key(variable)]
+        power = tf.cast(self.iterations + 1, variable.dtype)
+        beta_1, beta_2 = (tf.cast(beta, variable.dtype) for beta in (self.beta_1, self.beta_2))
+        none = tf.zeros([], variable.dtype)  # divides by 1 - 0
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
+            beta1_power=tf.pow(beta_1, power) if self.bias_correction else none,
+            beta2_power=tf.pow(beta_2, power) if self.bias_correction else none,
+            lr=tf.cast(self.learning_rate, variable.dtype),
+            beta1=beta_1,
+            beta2=beta_2,
+            epsilon=tf.cast(self.epsilon, variable.dtype),
+            grad=tf.convert_to_tensor(gradient),
+        )
+
+    def get_config(self):
+        """The arguments that make an equal optimizer."""
+        return {**super().get_config(), "bias_correction": self.bias_correction}
+
+
+def total(parts: list[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
+    """The sum of gradients; sparse where all are, with static shapes and each row once.
+
+    A row that several name is their sum in the place of one, and zeros in the places of the others,
+    under the index 0. So `tf.linalg.global_norm` and clipping by it, which look at values alone,
+    are right.
+    """
+    if not all(isinstance(part, tf.IndexedSlices) for part in parts):
+        dense = [tf.convert_to_tensor(part) for part in parts]
+        return dense[0] if len(dense) == 1 else tf.add_n(dense)
+    ids = tf.concat([part.indices for part in parts], 0)
+    values = tf.concat([part.values for part in parts], 0)
+    order = tf.argsort(ids, stable=True)
+    ids, values = tf.gather(ids, order), tf.gather(values, order)
+    first = tf.concat([tf.ones_like(ids[:1], tf.bool), tf.not_equal(ids[1:], ids[:-1])], 0)
+    segments = tf.cumsum(tf.cast(first, tf.int32)) - 1
+    rows = ids.shape[0] or tf.shape(ids)[0]
+    sums = tf.math.unsorted_segment_sum(values, segments, rows)
+    sum_ids = tf.maximum(tf.math.unsorted_segment_max(ids, segments, rows), 0)
+    return tf.IndexedSlices(sums, sum_ids, parts[0].dense_shape)
+
+
+def clip(
+    gradients: list[tf.Tensor | tf.IndexedSlices], norm: tf.Tensor, limit: float | None
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """The gradients times min(1, limit / norm), norm being that of all together."""
+    if limit is None:
+        return gradients
+    scale = tf.minimum(1.0, limit / tf.maximum(norm, limit))
+    return [
+        tf.IndexedSlices(g.values * tf.cast(scale, g.dtype), g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else g * tf.cast(scale, g.dtype)
+        for g in gradients
+    ]
+
+
 def make_optimizer(
     settings: config.OptimizerConfig, train_steps: int
 ) -> keras.optimizers.Optimizer:
@@ -356,5 +436,11 @@ def make_optimizer(
     rate = Schedule(settings.schedule, settings.learning_rate, train_steps, settings.warmup_steps)
     decay = settings.decoupled_weight_decay or None
     if settings.name == "adam":
-        return keras.optimizers.Adam(rate, weight_decay=decay, jit_compile=False)
+        return Adam(
+            rate,
+            settings.adam_epsilon,
+            settings.adam_bias_correction,
+            weight_decay=decay,
+            jit_compile=False,
+        )
     return Nesterov(rate, settings.momentum, weight_decay=decay, jit_compile=False)

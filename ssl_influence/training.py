@@ -11,9 +11,11 @@ import tf_keras as keras
 from ssl_influence import (
     averages,
     config as config_lib,
+    dropout,
     example_weights as example_weights_lib,
     head_rows,
     optimizers,
+    parts,
 )
 from ssl_influence.influence import all_variables, solve_info, weight_gradients
 from ssl_influence.methods import base
@@ -22,6 +24,9 @@ from ssl_influence.models import registry as models
 _log = logging.getLogger("ssl_influence")
 
 Batch = Mapping[str, Any]
+
+# Purposes of random numbers at a step: those of methods count from 0 up, passes from -1 down.
+_VALIDATION_PASS = -(2**31)
 
 
 def make_example_weights(
@@ -95,11 +100,8 @@ class BilevelTrainer(tf.Module):
             raise config_lib.ConfigError(
                 f"The head {self.head.name!r} has an activation: its outputs must be the logits."
             )
-        if any(isinstance(module, keras.layers.Dropout) for module in model.submodules):
-            _log.warning(
-                "The model has Dropout, whose random state no checkpoint holds: a resumed run will "
-                "differ from one that was not stopped."
-            )
+        self._dropout = dropout.KeyedDropout(model)
+        _warn_of_random_layers(model)
         self._binary = self.head.units == 1
         stateful = isinstance(method, base.StatefulMethod)
         self.trainable = [
@@ -119,6 +121,8 @@ class BilevelTrainer(tf.Module):
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._l2 = [(v, self.l2_of(v)) for v in self.trainable if self.l2_of(v)]
         self._head_checked = False
+        self._passes_of_step = 0
+        self._in_parts = self._make_parts()
         compiled = tf.function(jit_compile=config.train.jit_compile or None)
         self._theta_step = compiled(self._theta_step_impl)
         self._bilevel_step = compiled(self._bilevel_step_impl)
@@ -212,7 +216,12 @@ class BilevelTrainer(tf.Module):
         return getattr(self, f"_{name}").get_concrete_function(*batches)
 
     def _is_decayed(self, variable):
-        return self.config.optimizer.decayed_variables == "all" or _is_kernel(variable)
+        name = variable.name.split("/")[-1].split(":")[0]
+        return {
+            "kernels": name.endswith("kernel"),
+            "no_norm_no_bias": not name.endswith(("bias", "beta", "gamma")),
+            "all": True,
+        }[self.config.optimizer.decayed_variables]
 
     def _theta_step_impl(self, batch):
         return self._descend(batch, lambda output: {})
@@ -224,8 +233,9 @@ class BilevelTrainer(tf.Module):
         return self._move_weights(self._rows_of(batch), batch, validation)
 
     def _descend(self, batch, before_loss):
+        recorded = parts.Recorded()
         with tf.GradientTape() as tape:
-            output = self.method(self._passes(tape.stop_recording), batch, self.step)
+            output = self.method(self._passes(tape, recorded), batch, self.step)
             with tape.stop_recording():
                 reported = before_loss(output)
             weight = self.example_weights.lookup(output.example_id)
@@ -237,7 +247,9 @@ class BilevelTrainer(tf.Module):
                 "loss_l2": sum((l2 * tf.nn.l2_loss(v) for v, l2 in self._l2), tf.zeros([])),
             }
             loss = tf.add_n(list(terms.values()))
-        gradients = tape.gradient(loss, self.trainable)
+        gradients = self._gradients(tape, loss, recorded)
+        norm = tf.linalg.global_norm(gradients)
+        gradients = optimizers.clip(gradients, norm, self.config.optimizer.clip_norm)
         if self.augmenter is not None:
             self._grade(batch["probe"])
         self.optimizer.apply_gradients(zip(gradients, self.trainable, strict=True))
@@ -245,7 +257,7 @@ class BilevelTrainer(tf.Module):
         if isinstance(self.method, base.StatefulMethod):
             self.method.observe(output.observation)
         self.step.assign_add(1)
-        terms["gradient_norm"] = tf.linalg.global_norm(gradients)
+        terms["gradient_norm"] = norm
         # Terms first: where several are not finite, the run names the first.
         of_terms = {
             f"loss_{name}_unweighted": tf.reduce_mean(tf.cast(rows, tf.float32))
@@ -253,6 +265,27 @@ class BilevelTrainer(tf.Module):
         }
         named = {**terms, **of_terms, **output.metrics}
         return {**{f"train/{name}": value for name, value in named.items()}, **reported}
+
+    def _gradients(self, tape, loss, recorded):
+        """Of the loss by the trainable variables, what passes in parts contribute among them."""
+        if not recorded.outputs:
+            return [optimizers.total([g]) for g in tape.gradient(loss, self.trainable)]
+        of_outputs, direct = tape.gradient(
+            loss, (recorded.outputs, self.trainable), unconnected_gradients="zero"
+        )
+        of_model = self._in_parts.gradients(recorded, of_outputs)
+        found = {id(v): [] for v in self.trainable}
+        for gradients in of_model:
+            for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True):
+                found[id(variable)].append(gradient)
+        # A zero of the size of a table would make its sparse gradient dense.
+        touched = {id(v) for v, _ in self._l2}
+        return [
+            optimizers.total(
+                [*found[id(v)], *([g] if not found[id(v)] or id(v) in touched else [])]
+            )
+            for v, g in zip(self.trainable, direct, strict=True)
+        ]
 
     def _grade(self, probe):
         """Tells the augmenter what the model, before this step, makes of the probe."""
@@ -292,7 +325,8 @@ class BilevelTrainer(tf.Module):
 
     def _on_validation(self, inputs):
         if self.config.weights.validation_batch_norm == "batch":
-            return self._keeping_statistics(lambda: self._forward(inputs))
+            key = base.step_seed(self.config.train.seed, self.step, _VALIDATION_PASS)
+            return self._keeping_statistics(lambda: self._forward(inputs, key))
         features, logits = self.model(inputs, training=False)
         return features, logits
 
@@ -316,7 +350,7 @@ class BilevelTrainer(tf.Module):
 
     def _rows_of(self, batch):
         """The method's output, without a trace in the model's moving statistics."""
-        forward = self._passes(contextlib.nullcontext)
+        forward = self._passes()
         return self._keeping_statistics(lambda: self.method(forward, batch, self.step))
 
     def _solver_seed(self):
@@ -335,25 +369,68 @@ class BilevelTrainer(tf.Module):
             all_variables.check_exact(variables)
         return list(variables)
 
-    def _passes(self, unrecorded: Callable[[], contextlib.AbstractContextManager]) -> base.Forward:
-        """What a method may call; `unrecorded` opens a context in which no tape records."""
+    def _passes(
+        self, tape: tf.GradientTape | None = None, recorded: parts.Recorded | None = None
+    ) -> base.Forward:
+        """What a method may call.
+
+        Args:
+          tape: what records passes with a gradient, and no others; None where there is none.
+          recorded: takes in those that are run in parts, instead of the tape.
+        """
+        self._passes_of_step = 0
+        unrecorded = contextlib.nullcontext if tape is None else tape.stop_recording
+
+        def train(inputs):
+            key = self._pass_key()
+            if self._in_parts is None:
+                return self._run(inputs, key)
+            with unrecorded():
+                outputs = self._in_parts.forward(inputs, key, recorded)
+            if tape is not None:
+                tape.watch(outputs)
+            return outputs
 
         def still(inputs):
-            return self._keeping_statistics(lambda: self._forward(inputs))
+            return self._keeping_statistics(lambda: train(inputs))
 
         def constant(inputs):
+            key = self._pass_key()
             with unrecorded():
-                return still(inputs)
+                return self._keeping_statistics(lambda: self._forward(inputs, key))
 
         def teacher(inputs):
             with unrecorded():
-                return self.ema.applied(lambda: still(inputs))
+                return self.ema.applied(lambda: constant(inputs))
 
-        return base.Forward(self._forward, constant, still, teacher)
+        return base.Forward(train, constant, still, teacher)
 
-    def _forward(self, inputs):
-        features, logits = self.model(inputs, training=True)
+    def _pass_key(self):
+        """What the next pass of this step draws its dropout by, int64 [2]."""
+        self._passes_of_step += 1
+        return base.step_seed(self.config.train.seed, self.step, -self._passes_of_step)
+
+    def _forward(self, inputs, key):
+        if self._in_parts is None:
+            return self._run(inputs, key)
+        return self._in_parts.forward(inputs, key)
+
+    def _run(self, inputs, key):
+        with self._dropout.drawing(key):
+            features, logits = self.model(inputs, training=True)
         return features, logits
+
+    def _make_parts(self):
+        rows = self.config.train.rows_per_pass
+        if rows is None:
+            return None
+        for module in self.model.submodules:
+            if isinstance(module, keras.layers.BatchNormalization):
+                raise config_lib.ConfigError(
+                    f"rows_per_pass={rows}: the model has BatchNormalization ({module.name!r}), "
+                    "whose statistics would be those of a part: leave it out."
+                )
+        return parts.PassesInParts(self._run, rows, self.model.trainable_variables)
 
     def _keeping_statistics(self, compute):
         """compute(), after which non-trainable variables hold what they held before."""
@@ -403,5 +480,15 @@ def _of_binary_head(rows: head_rows.HeadRows) -> head_rows.HeadRows:
     )
 
 
-def _is_kernel(variable: tf.Variable) -> bool:
-    return variable.name.split("/")[-1].split(":")[0].endswith("kernel")
+def _warn_of_random_layers(model: keras.Model) -> None:
+    """Warns of layers that draw by themselves; Dropout does not, see `dropout`."""
+    for module in model.submodules:
+        is_random = isinstance(module, keras.__internal__.layers.BaseRandomLayer)
+        if is_random and not isinstance(module, keras.layers.Dropout):
+            _log.warning(
+                "The model has the layer %r (%s), whose random state no checkpoint holds: a "
+                "resumed run will differ from one that was not stopped.",
+                module.name,
+                type(module).__name__,
+            )
+            return

@@ -4,6 +4,7 @@ Written beside the checkpoints as inputs.json, so that predicting and exporting 
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from ssl_influence import config, files
 from ssl_influence.augment import policies
-from ssl_influence.data import examples, rows
+from ssl_influence.data import examples, rows, tokens
 
 # Lazy images that the mean and the standard deviation are taken over.
 _MOMENT_IMAGES = 10_000
@@ -29,6 +30,7 @@ class InputSpec:
       class_names: one for each logit, in their order.
       scale, offset: one for each channel of an image: the model takes scale * image + offset; empty
         where inputs are not images.
+      tokenizer: of a text, what makes token ids of it.
     """
 
     kind: str
@@ -36,14 +38,34 @@ class InputSpec:
     class_names: tuple[str, ...]
     scale: tuple[float, ...] = ()
     offset: tuple[float, ...] = ()
+    tokenizer: tokens.TokenizerSpec | None = None
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of what `normalize` makes of one input."""
+        return self.shape if self.tokenizer is None else (self.tokenizer.sequence_length,)
+
+    @functools.cached_property
+    def built_tokenizer(self) -> tokens.Tokenizer:
+        """The tokenizer of texts.
+
+        Raises:
+          ConfigError: tensorflow_text is not installed.
+        """
+        return tokens.Tokenizer(self.tokenizer)
 
     def normalize(self, inputs: tf.Tensor) -> tf.Tensor:
-        """What the model takes: float32 for images uint8 [B, H, W, C]; others as they are.
+        """What the model takes.
+
+        Float32 for images uint8 [B, H, W, C]; token ids int32 [B, L] for texts, string [B]; vectors
+        as they are.
 
         A division by a constant becomes a product with the rounded reciprocal in some graphs but
         not in others (the optimizer's choice): a batch would have other bits in a dataset than out
         of it. Hence a product and a sum.
         """
+        if self.tokenizer is not None:
+            return self.built_tokenizer.encode(inputs)
         if self.kind != "image":
             return inputs
         scale, offset = (np.array(x, np.float32) for x in (self.scale, self.offset))
@@ -56,9 +78,23 @@ class InputSpec:
         return tuple(np.round(-offset / scale).astype(int).tolist())
 
 
-def of(source: examples.Source, augment: config.AugmentConfig) -> InputSpec:
-    """The inputs of a source under the normalization that `augment` names."""
-    spec = InputSpec(source.kind, tuple(source.inputs.shape[1:]), tuple(source.class_names))
+def of(
+    source: examples.Source,
+    augment: config.AugmentConfig,
+    tokenizer: tokens.TokenizerSpec | None = None,
+) -> InputSpec:
+    """The inputs of a source under the normalization that `augment` names, or of texts by tokens.
+
+    Raises:
+      ConfigError: the source is of texts and there is no tokenizer, or the reverse.
+    """
+    if (source.kind == "text") != (tokenizer is not None):
+        raise config.ConfigError(
+            f"{source.name} holds {source.kind}s, and "
+            + ("model=bert takes texts." if tokenizer else "only model=bert takes texts.")
+        )
+    shape, class_names = tuple(source.inputs.shape[1:]), tuple(source.class_names)
+    spec = InputSpec(source.kind, shape, class_names, tokenizer=tokenizer)
     if spec.kind != "image":
         return spec
     moments = ()
@@ -119,10 +155,17 @@ def read(path: str | os.PathLike) -> InputSpec:
     """
     try:
         held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        return InputSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in held.items()})
+        tokenizer = held.pop("tokenizer", None)
+        if tokenizer is not None:
+            tokenizer = tokens.TokenizerSpec(**_with_tuples(tokenizer))
+        return InputSpec(**_with_tuples(held), tokenizer=tokenizer)
     except FileNotFoundError as error:
         raise config.ConfigError(
             f"There is no {path}, which says what the model takes: a run writes it when it starts."
         ) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise config.ConfigError(f"{path} is damaged: {error}.") from error
+
+
+def _with_tuples(held: dict) -> dict:
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in held.items()}

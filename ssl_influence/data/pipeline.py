@@ -19,8 +19,15 @@ import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config
-from ssl_influence.augment import ctaugment, per_image, policies
-from ssl_influence.data import examples, inputs as inputs_lib, rows, splits
+from ssl_influence.augment import ctaugment, per_image, policies, text as text_lib
+from ssl_influence.data import (
+    examples,
+    inputs as inputs_lib,
+    paraphrases as paraphrases_lib,
+    rows,
+    splits,
+    tokens,
+)
 
 Batch = dict[str, dict[str, tf.Tensor]]
 
@@ -46,6 +53,7 @@ class Pipeline:
       labeled_batch_size: B_l.
       unlabeled_batch_size: B_u, at most the number of unlabeled examples.
       validation_batch_size: B_v, at most the number of validation examples.
+      paraphrases_sha256: of the paraphrases that strong views come from; None where they do not.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class Pipeline:
         views: tuple[str, ...],
         labeled_view: str = "weak",
         augmenter: ctaugment.CTAugment | None = None,
+        tokenizer: tokens.TokenizerSpec | None = None,
     ):
         """Puts examples that are in memory into TensorFlow's, on the CPU.
 
@@ -66,17 +75,19 @@ class Pipeline:
           source: the examples.
           split: their roles.
           data_config: gives the batch sizes.
-          augment_config: how the views of images are made; vectors are left as they are.
+          augment_config: how the views of images and texts are made; vectors are left as they are.
           seed: of the order of the examples and of their augmentation.
           views: of the unlabeled inputs, the keys of their batches: "weak", "strong", or further
             copies with draws of their own, "weak_2", "strong_3", ...
           labeled_view: of the labeled inputs.
           augmenter: the state of CTAugment; needed, and used, if `augment_config` names it and the
             views of images include a strong one.
+          tokenizer: of texts, what makes token ids of them.
 
         Raises:
           ConfigError: views of unlabeled examples are asked for, and there are none; a view has no
-            such name.
+            such name; strong views are to be made as those of another kind of inputs, or by a file
+            of paraphrases that does not fit.
           ValueError: CTAugment is asked for without an augmenter.
         """
         for name in views:
@@ -88,7 +99,14 @@ class Pipeline:
                 "ask for fewer of these."
             )
         self._is_image = source.is_image
-        self.spec = inputs_lib.of(source, augment_config)
+        self.spec = inputs_lib.of(source, augment_config, tokenizer)
+        self._strong_text, self.paraphrases_sha256 = None, None
+        if any(map(policies.is_strong, views)):
+            _check_kind_of_views(augment_config.strong, source)
+            if tokenizer is not None:
+                self._strong_text, self.paraphrases_sha256 = _strong_texts(
+                    source, split, augment_config, self.spec.built_tokenizer
+                )
         self._flip = source.flip
         self._augment = augment_config
         self._views = tuple(views)
@@ -296,7 +314,7 @@ class Pipeline:
         ):
             found = _rows(ids[role], inputs[role], self._labels)
             seed = self._stream_seed(stream, purpose, step)
-            made = self._make_views(found.pop("inputs"), seed, names, rates)
+            made = self._make_views(found.pop("inputs"), ids[role], seed, names, rates)
             batch[role] = {**made, **found}
         batch["labeled"]["inputs"] = batch["labeled"].pop(self._labeled_view)
         if rates is not None and stream == _TRAIN:
@@ -331,12 +349,22 @@ class Pipeline:
     def _make_views(
         self,
         inputs: tf.Tensor,
+        ids: tf.Tensor,
         seed: tf.Tensor,
         names: tuple[str, ...],
         rates: tf.Tensor | None = None,
     ) -> Mapping[str, tf.Tensor]:
+        if self._strong_text is not None:
+            plain = self.spec.normalize(inputs)
+            return {
+                name: self._strong_text(inputs, ids, _fold_in(seed, policies.view_index(name)))
+                if policies.is_strong(name)
+                else plain
+                for name in names
+            }
         if not self._is_image:
-            return {name: inputs for name in names}
+            made = self.spec.normalize(inputs)
+            return {name: made for name in names}
         made = policies.views(
             inputs, seed, names, self._augment, self._flip, fill=self._fill, rates=rates
         )
@@ -350,9 +378,53 @@ class Pipeline:
 def _reader(inputs: rows.Rows) -> Callable[[tf.Tensor], tf.Tensor]:
     """What maps ids [B] to inputs [B, ...], in a graph unless they are lazy."""
     if isinstance(inputs, np.ndarray):
-        held = tf.constant(inputs)
+        held = tf.constant(inputs, tf.string if inputs.dtype == object else None)
         return lambda ids: tf.gather(held, ids)
     return lambda ids: tf.constant(inputs.read(ids.numpy()))
+
+
+def _check_kind_of_views(strong: str, source: examples.Source) -> None:
+    """Raises ConfigError where strong views are made as those of other inputs."""
+    of_texts = strong in config.TEXT_VIEWS
+    if source.kind == "text" and not of_texts:
+        raise config.ConfigError(
+            f"strong_view={strong} is for images, and {source.name} holds texts: use "
+            f"{' or '.join(config.TEXT_VIEWS)}."
+        )
+    if source.kind == "image" and of_texts:
+        raise config.ConfigError(
+            f"strong_view={strong} is for texts, and {source.name} holds images: use "
+            f"{' or '.join(config.STRONG_VIEWS)}."
+        )
+
+
+def _strong_texts(
+    source: examples.Source,
+    split: splits.Split,
+    augment_config: config.AugmentConfig,
+    tokenizer: tokens.Tokenizer,
+) -> tuple[Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor], str | None]:
+    """What makes strong views of texts, and the digest of the paraphrases it has, if any.
+
+    It is (texts string [B], ids [B], seed int64 [2]) -> token ids int32 [B, L].
+    """
+    if augment_config.strong == "paraphrases":
+        held = paraphrases_lib.read(augment_config.paraphrases, source.inputs, split.unlabeled)
+        with tf.device("/cpu:0"):
+            texts, starts = tf.constant(held.texts, tf.string), tf.constant(held.starts)
+        digest = rows.digest(np.array(held.texts, object), held.starts)
+        pick = functools.partial(paraphrases_lib.pick, texts, starts)
+        return lambda texts, ids, seed: tokenizer.encode(pick(ids, seed)), digest
+    unlabeled = source.inputs[split.unlabeled]
+    corpus = (tokenizer.words(tf.constant(part, tf.string)) for part in rows.in_turn(unlabeled))
+    statistics = text_lib.TfIdf.of(corpus)
+    probability = augment_config.tf_idf_probability
+
+    def replaced(texts, ids, seed):
+        words = statistics.replace(tokenizer.words(texts), seed, probability)
+        return tokenizer.encode_words(words)
+
+    return replaced, None
 
 
 def _composed(

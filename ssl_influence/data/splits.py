@@ -490,12 +490,20 @@ def manifest(
     name: names.DatasetName,
     source: examples.Source,
     settings: config.DataConfig | None = None,
+    digests: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """All that identifies a split, as JSON values: dataset, seed, settings, digests of data, ids.
 
     `inputs_sha256` and `labels_sha256` cover the training and the test part (of files that are read
     when needed: their names and sizes); `sha256` covers the rest of the manifest, these two
     included.
+
+    Args:
+      split: the ids.
+      name: of the dataset.
+      source: the examples.
+      settings: how they were drawn.
+      digests: of what else the batches are made of, by name.
     """
     settings = settings or config.DataConfig()
     contents = {
@@ -506,6 +514,7 @@ def manifest(
         "unlabeled_classes": list(settings.unlabeled_classes),
         "inputs_sha256": rows.digest(source.inputs, source.test_inputs),
         "labels_sha256": rows.digest(source.labels, source.test_labels),
+        **(digests or {}),
         **{role: getattr(split, role).tolist() for role in ROLES},
     }
     return {**contents, "sha256": _seal(contents)}
@@ -559,6 +568,8 @@ def check(old: dict[str, Any], new: dict[str, Any]) -> None:
         for part in ("inputs", "labels")
         if old.get(f"{part}_sha256") != new.get(f"{part}_sha256")
     ]
+    if old.get("paraphrases_sha256") != new.get("paraphrases_sha256"):
+        differences.append("the paraphrases have changed")
     if not differences:
         differences = [
             f"other examples are {role}" for role in ROLES if old.get(role) != new.get(role)

@@ -7,8 +7,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import averages, checkpoints, config, serving
-from ssl_influence.data import inputs as inputs_lib
-from ssl_influence.models import registry as models
+from ssl_influence.data import inputs as inputs_lib, tokens
+from ssl_influence.models import bert, registry as models
 
 
 class Classifier:
@@ -17,13 +17,13 @@ class Classifier:
     Attributes:
       model: from inputs as `spec.normalize` gives them to (features, logits).
       spec: its inputs and classes.
-      inputs: what `predict` takes: uint8 images [B, H, W, C] or float32 vectors [B, d].
+      inputs: what `predict` takes: uint8 images [B, H, W, C], float32 vectors [B, d] or texts [B].
     """
 
     def __init__(self, model: keras.Model, spec: inputs_lib.InputSpec):
         self.model = model
         self.spec = spec
-        dtype = tf.uint8 if spec.kind == "image" else tf.float32
+        dtype = {"image": tf.uint8, "vector": tf.float32, "text": tf.string}[spec.kind]
         self.inputs = tf.TensorSpec([None, *spec.shape], dtype, name="inputs")
         self.predict = tf.function(self._predict, input_signature=[self.inputs])
 
@@ -58,13 +58,19 @@ def load(
         raise config.ConfigError(f"weights={weights!r} is not one of {', '.join(serving.WEIGHTS)}.")
     model_dir = pathlib.Path(model_dir)
     spec = inputs_lib.read(model_dir / "inputs.json")
-    if spec.kind not in ("image", "vector"):
+    if spec.kind not in ("image", "vector", "text"):
         raise config.ConfigError(
             f"{model_dir} takes inputs of kind {spec.kind!r}, which no model here is of: this "
-            "version predicts for images and vectors."
+            "version predicts for images, vectors and texts."
         )
     path = _checkpoint(model_dir / "checkpoints", step)
-    model = models.build(settings.model, spec.shape, len(spec.class_names), settings.train.seed)
+    more = {}
+    if spec.tokenizer is not None:
+        sizes, _ = bert.read(model_dir / "encoder.json")
+        more = {"encoder": sizes, "pad_id": spec.tokenizer.token_id(tokens.PAD)}
+    model = models.build(
+        settings.model, spec.model_shape, len(spec.class_names), settings.train.seed, **more
+    )
     state = {"model": model}
     if weights == "ema":
         state["ema"] = averages.of_model(model, settings.optimizer)

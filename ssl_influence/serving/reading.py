@@ -13,7 +13,7 @@ import numpy as np
 
 from ssl_influence import config
 from ssl_influence.data import images, inputs as inputs_lib, rows
-from ssl_influence.data.readers import folder, npz
+from ssl_influence.data.readers import folder, npz, table
 
 _ARRAYS = ("images", "x", "inputs")
 
@@ -45,8 +45,11 @@ def find(
     Args:
       paths: of image files; folders, for all images below them, in the order of their paths; and
         .npz files with an array named images, x or inputs, or only one. Vectors are in .npz files.
+        Texts are the rows of .csv and .tsv files; the .txt files below folders, one text each; and
+        the lines of other files.
       spec: what the model takes.
-      settings: how images were decoded for training: image_size and image_channels.
+      settings: how examples were read for training: image_size, image_channels, text_column,
+        columns.
       resize: images of another size are scaled so that they cover the model's, and cut to its
         middle; and they are made gray or colored as the model has it.
 
@@ -56,10 +59,27 @@ def find(
     """
     if resize:
         if spec.kind != "image":
-            raise config.ConfigError("--resize is for images, and the model takes vectors.")
+            raise config.ConfigError(f"--resize is for images, and the model takes {spec.kind}s.")
         channels = spec.shape[-1] if spec.shape[-1] in (1, 3) else None
         settings = dataclasses.replace(settings, image_size=spec.shape[:2], image_channels=channels)
     return [_part(pathlib.Path(path), spec, settings) for path in paths]
+
+
+def texts(given: Sequence[str]) -> Part:
+    """Texts as they are given, under their own names.
+
+    Raises:
+      ConfigError: one is not UTF-8.
+    """
+
+    def read(row: int) -> np.ndarray:
+        try:
+            given[row].encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise config.ConfigError(f"The text {given[row]!r} is not UTF-8.") from error
+        return np.array(given[row], object)
+
+    return Part(given, read)
 
 
 def batches(
@@ -119,6 +139,8 @@ def _part(path: pathlib.Path, spec: inputs_lib.InputSpec, settings: config.DataC
         raise config.ConfigError(
             f"{path} is neither a regular file nor a folder: save what it gives in a file."
         )
+    if spec.kind == "text":
+        return _texts(path, stat.S_ISDIR(mode), settings)
     if path.suffix.lower() == ".npz":
         array = _array(path)
         if spec.kind == "vector":
@@ -136,6 +158,51 @@ def _part(path: pathlib.Path, spec: inputs_lib.InputSpec, settings: config.DataC
         return _image(path.read_bytes, str(path), spec, settings)
 
     return Part([str(path)], read)
+
+
+def _texts(path: pathlib.Path, is_folder: bool, settings: config.DataConfig) -> Part:
+    if is_folder:
+        below = sorted(path.rglob("*.txt"))
+        if not below:
+            raise config.ConfigError(f"{path} holds no .txt file: name a folder that does.")
+        return Part(
+            rows.Strings(map(str, below)), lambda row: _decoded(_bytes(below[row]), below[row])
+        )
+    kind = path.suffix.lower().removeprefix(".")
+    if kind in ("csv", "tsv"):
+        found = table.read_texts(str(path), str(path), kind, settings)
+        lines = [line for line, _ in found]
+
+        def read(row: int) -> np.ndarray:
+            text = found[row][1]
+            if isinstance(text, config.ConfigError):
+                raise text
+            return np.array(text, object)
+    else:
+        held = _bytes(path).removesuffix(b"\n").split(b"\n")
+        lines = range(1, len(held) + 1)
+
+        def read(row: int) -> np.ndarray:
+            return _decoded(held[row].removesuffix(b"\r"), f"{path}, line {lines[row]}")
+
+    return Part(rows.Strings(f"{path}, line {line}" for line in lines), read)
+
+
+def _bytes(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise config.ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _decoded(data: bytes, where: str | pathlib.Path) -> np.ndarray:
+    try:
+        return np.array(data.decode("utf-8"), object)
+    except UnicodeDecodeError as error:
+        raise config.ConfigError(
+            f"{where} has the byte 0x{data[error.start]:02x}, which is not UTF-8: save it as UTF-8 "
+            "text."
+        ) from error
 
 
 def _folder(path: pathlib.Path, spec: inputs_lib.InputSpec, settings: config.DataConfig) -> Part:

@@ -74,6 +74,38 @@ def read(
     return table.collection(settings)
 
 
+def read_texts(
+    where: str, place: str, kind: str, settings: config.DataConfig
+) -> list[tuple[int, str | config.ConfigError]]:
+    """(number of the line, the text or what is wrong with the row) of each row of a table.
+
+    Args:
+      where: what messages call it.
+      place: its path.
+      kind: "csv" or "tsv", see `read`.
+      settings: names of the columns.
+
+    Raises:
+      ConfigError: the table has no column settings.text_column, or no form at all.
+    """
+    columns, records = _header(where, _records(where, place, kind), settings)
+    if settings.text_column not in columns:
+        raise config.ConfigError(
+            f"{where} has no column {settings.text_column!r} of texts, only "
+            f"{', '.join(map(_cut, columns[:20]))}."
+        )
+    # As if there were no other column of inputs, nor labels.
+    layout = _Layout(columns, "text", [columns.index(settings.text_column)], None, None)
+    table, found = _Table(where, layout, ""), []
+    for record in records:
+        try:
+            table.add(record)
+            found.append((record.line, table.newest_text))
+        except _BadRow as error:
+            found.append((getattr(record, "line", len(found) + 2), error))
+    return found
+
+
 class _BadRow(config.ConfigError):
     """A row that cannot be an example."""
 
@@ -285,6 +317,11 @@ class _Table:
         self._labels.append(
             self._label_numbers.setdefault(label, len(self._label_numbers)) if label else -1
         )
+
+    @property
+    def newest_text(self) -> str:
+        """The text of the row that was taken in last."""
+        return self._inputs[-1]
 
     def _number(self, line: int, column: int, cell: str) -> float:
         try:

@@ -1,0 +1,44 @@
+"""From a pretrained encoder's place to the library's value."""
+
+import logging
+
+from ssl_influence import config as config_lib
+from ssl_influence.data import tokens
+from ssl_influence.models import bert
+from third_party.bert import pretrained
+
+_log = logging.getLogger("ssl_influence")
+
+
+def load(model_config: config_lib.ModelConfig) -> tuple[bert.Encoder, tokens.TokenizerSpec]:
+    """The encoder that `model_config` names, and how texts become its tokens.
+
+    Raises:
+      ConfigError: it cannot be read.
+    """
+    try:
+        found = pretrained.read(model_config.encoder)
+    except pretrained.PretrainedError as error:
+        raise config_lib.ConfigError(str(error)) from error
+    lower_case = found.lower_case if model_config.lower_case is None else model_config.lower_case
+    if lower_case != found.lower_case:
+        _log.warning(
+            "lower_case=%s is not what the encoder %s was trained with: leave it out unless you "
+            "mean it.",
+            lower_case,
+            model_config.encoder,
+        )
+    encoder = bert.Encoder(
+        sizes=bert.Sizes(**found.sizes),
+        vocabulary=tuple(found.vocabulary),
+        lower_case=found.lower_case,
+        weights=found.weights,
+        sha256=found.sha256,
+    )
+    spec = tokens.TokenizerSpec(
+        vocabulary=encoder.vocabulary,
+        lower_case=lower_case,
+        sequence_length=model_config.sequence_length,
+        keep_end=model_config.keep_end,
+    )
+    return encoder, spec
