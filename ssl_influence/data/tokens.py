@@ -1,11 +1,13 @@
 r"""Texts to the token ids of BERT's WordPiece vocabularies, as TensorFlow operations.
 
 The ids are those of google-research/bert, tokenization.py (BasicTokenizer, then WordpieceTokenizer
-with words of up to 200 characters), with one exception: letters that Unicode has had in two cases
-only since version 14 (Vithkuqi; a few of Glagolitic and Latin) are not put in lower case. The
-ready-made BERT tokenizers of tensorflow_text fold case (ß becomes ss, final ς becomes σ),
-treat control characters as spaces and count a word's length in bytes; of them only the search for
-the pieces of a word is used here.
+with words of up to 200 characters), with two exceptions. Characters newer than Unicode 13, the
+version of TensorFlow's lower-casing, have no case. Bytes that are not UTF-8 make their word [UNK]
+instead of being dropped.
+
+The ready-made BERT tokenizers of tensorflow_text give other ids: they fold case (ß becomes ss, a
+final ς becomes σ), treat control characters as spaces and count a word's length in bytes. Of them
+only the search for the pieces of a word is used here.
 """
 
 import dataclasses
