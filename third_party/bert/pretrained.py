@@ -325,7 +325,10 @@ def _said_lower_case(folder: pathlib.Path) -> tuple[pathlib.Path, bool] | None:
         if not path.is_file():
             continue
         content = _read_json(path)
-        said = (content if name != "tokenizer.json" else content.get("normalizer") or {}).get(key)
+        if name == "tokenizer.json":
+            normalizer = content.get("normalizer")
+            content = normalizer if isinstance(normalizer, dict) else {}
+        said = content.get(key)
         if isinstance(said, bool):
             return path, said
         if said is not None:
