@@ -10,12 +10,15 @@ often the data were read.
 
 import dataclasses
 import importlib
+import logging
 import os
 
 import numpy as np
 
 from ssl_influence import config
 from ssl_influence.data import examples, names, rows
+
+_log = logging.getLogger("ssl_influence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ _KNOWN = {
     "mnist": _Known("tfds", ".1@250-1024", "idx"),
     "fashion_mnist": _Known("tfds", ".1@250-1024", "idx", flip=True),
     "kmnist": _Known("tfds", ".1@250-1024", "idx"),
+    "imdb_reviews": _Known("tfds", ".1@20-20"),
+    "movie_snippets": _Known("movie_snippets", ".1@50-50"),
 }
 
 # Data of one's own, by `kind:place`.
@@ -83,14 +88,16 @@ def parse_name(text: str) -> names.DatasetName:
 def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> examples.Source:
     """Reads the examples of `name.source`, and what `settings` joins to them.
 
-    Images are held in memory if all of them, decoded, take no more than `max_memory_gb`.
+    Images are held in memory if all of them, decoded, take no more than `max_memory_gb`. Texts of
+    the unlabeled part with fewer characters than `min_text_length` have no ids.
 
     Args:
       name: which data; its seed and sizes matter here for the synthetic sources alone.
       settings: where data are and how they are read; its `dataset` does not matter here.
 
     Raises:
-      ConfigError: the source is not known, or its data could not be had.
+      ConfigError: the source is not known, its data could not be had, or they are no texts and
+        min_text_length is set.
     """
     settings = settings or config.DataConfig()
     collection = _read(name, settings)
@@ -99,6 +106,13 @@ def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> 
         place = getattr(settings, f"{part}_data")
         if place is not None:
             others[part] = _read(dataclasses.replace(name, source=place), settings)
+    if settings.min_text_length:
+        least = settings.min_text_length
+        collection = _without_short_texts(collection, (examples.UNLABELED,), least)
+        if examples.UNLABELED in others:  # whose training part is joined as unlabeled, too
+            others[examples.UNLABELED] = _without_short_texts(
+                others[examples.UNLABELED], (examples.UNLABELED, examples.TRAIN), least
+            )
     source = examples.assemble(collection, others)
     sizes = [i.nbytes for i in (source.inputs, source.test_inputs)]
     if sum(sizes) > settings.max_memory_gb * 2**30:
@@ -131,6 +145,42 @@ def _read(name: names.DatasetName, settings: config.DataConfig) -> examples.Coll
     return dataclasses.replace(
         collection, name=name.source, flip=known.flip if known else collection.flip
     )
+
+
+def _without_short_texts(
+    collection: examples.Collection, of_parts: tuple[str, ...], least: int
+) -> examples.Collection:
+    """The collection without texts of fewer than `least` characters in some of its parts.
+
+    Raises:
+      ConfigError: it does not consist of texts.
+    """
+    parts = dict(collection.parts)
+    for part, found in collection.parts.items():
+        if found.inputs.ndim != 1:
+            raise config.ConfigError(
+                f"min_text_length={least} is for texts, and {collection.name} holds none: leave it "
+                "out."
+            )
+        if part not in of_parts:
+            continue
+        kept = np.array([len(text) >= least for text in found.inputs], bool)
+        called = found.names
+        parts[part] = dataclasses.replace(
+            found,
+            inputs=found.inputs[kept],
+            labels=found.labels[kept],
+            names=called and rows.Strings(called[row] for row in np.flatnonzero(kept)),
+        )
+        _log.info(
+            "%s: %d of %d texts of the part %s have fewer than %d characters and are left out.",
+            collection.name,
+            np.count_nonzero(~kept),
+            len(kept),
+            part,
+            least,
+        )
+    return dataclasses.replace(collection, parts=parts)
 
 
 def of_classes(source: examples.Source, classes: tuple[int, ...]) -> np.ndarray | None:

@@ -703,5 +703,10 @@ def test_a_bucket_is_handed_to_tfds_as_it_is(monkeypatch):
     refused("tfds:mnist", "asked for mnist in gs://bucket/sets)", data_dir="gs://bucket/sets")
 
 
-def test_a_tfds_set_of_texts_is_refused_before_it_is_downloaded():
-    refused("tfds:imdb_reviews", "no Image called 'image'", "text (Text), label (ClassLabel)")
+def test_a_tfds_set_without_the_inputs_named_is_refused_before_it_is_downloaded():
+    refused(
+        "tfds:imdb_reviews",
+        "no Image called 'image' nor Text called 'review'",
+        "text (Text), label (ClassLabel)",
+        text_column="review",
+    )

@@ -1,8 +1,10 @@
-"""Image classification sets of TensorFlow Datasets."""
+"""Image and text classification sets of TensorFlow Datasets."""
 
+import contextlib
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from concurrent import futures
 
@@ -16,43 +18,57 @@ _READ_BATCH = 1024
 # The splits of each part; of several the first one that there is.
 _SPLITS = {
     examples.TRAIN: ("train",),
-    examples.UNLABELED: ("unlabelled", "unlabeled"),
+    examples.UNLABELED: ("unlabelled", "unlabeled", "unsupervised"),
     examples.VALIDATION: ("validation",),
     examples.TEST: ("test",),
 }
 # Sources whose training part is more than the split of this name: (set, its training part).
 _JOINED = {"svhn_cropped_extra": ("svhn_cropped", "train+extra")}
+# Unlabeled splits of sets with a name of their own here.
+_UNLABELED = {"stl10": {"unlabelled"}, "imdb_reviews": {"unsupervised"}}
+
+# Of IMDb's reviews: what becomes a space, and what goes.
+_SPACE = re.compile(r"<br />|<p>|\\n|\\")
+_LINK = re.compile(r"<a href=[^>]*>|</a>")
 
 
 def read(
     name: names.DatasetName, place: str | None, settings: config.DataConfig
 ) -> examples.Collection:
-    """An image classification set of TensorFlow Datasets, prepared first where it is not.
+    """An image or a text classification set of TensorFlow Datasets, prepared first where it is not.
 
-    Its splits train, validation, test and unlabelled are the parts, as far as there are such. Ids
-    are positions in the prepared files, which TFDS shuffles: another order than that of the
-    released ones.
+    Its splits train, validation, test and unlabelled (or unsupervised) are the parts, as far as
+    there are such. Ids are positions in the prepared files, which TFDS shuffles: another order than
+    that of the released ones. Labels -1 are unknown ones.
 
-    Images are held in memory. Where `image_size` or `image_channels` is set, only what they leave.
+    Inputs are images where the set has a feature `image_column` that is one, else the texts of the
+    feature `text_column`. They are held in memory; where `image_size` or `image_channels` is set,
+    only what they leave of images.
+
+    The classes of `imdb_reviews` are neg, 0, and pos, 1; UDA's code has pos 0 and neg 1. By this
+    name its reviews come as UDA's code has them (google-research/uda, text/utils): without spaces
+    around them and without links, with spaces for line breaks (<br />) and backslashes, and before
+    their length is looked at. `tfds:imdb_reviews` has them as they are.
 
     Args:
       name: its source is the set, where no place is named.
       place: the set, as TFDS calls it: `name`, `name/config`, `name:1.0.0` or `name/config:1.0.0`.
-      settings: names of the features with the image and the label, how images are decoded, and the
-        folder of prepared sets, which may be a bucket (gs://...).
+      settings: names of the features with the image or the text and the label, how images are
+        decoded, and the folder of prepared sets, which may be a bucket (gs://...).
 
     Raises:
-      ConfigError: there is no such set, it cannot be prepared, it does not hold images and one
-        label for each, they differ in size and image_size is not set, or memory may not hold them.
+      ConfigError: there is no such set, it cannot be prepared, it does not hold images or texts and
+        one label for each, images differ in size and image_size is not set, a text is not UTF-8, or
+        memory may not hold them.
     """
     wanted, train = _JOINED.get(name.source, (place or name.source, "train"))
     full_name = str(dataclasses.replace(name, source=f"{name.source}:{place}") if place else name)
     builder = _opened(full_name, wanted, settings)
-    _check_features(builder, wanted, settings)  # before anything is downloaded
+    kind = _check_features(builder, wanted, settings)  # before anything is downloaded
     _prepare(builder, full_name, wanted)
     label = builder.info.features[settings.label_column]
     # A builder of TFDS's mock data lists no splits.
-    splits = set(builder.info.splits) or {"train", "test"} | {"unlabelled"} & _known(builder.name)
+    splits = set(builder.info.splits) or {"train", "test"} | _UNLABELED.get(builder.name, set())
     if "train" not in splits:
         raise config.ConfigError(
             f"tfds:{wanted} has no split 'train', only {', '.join(sorted(splits))}: name another."
@@ -63,16 +79,24 @@ def read(
         if splits.intersection(candidates)
     }
     chosen[examples.TRAIN] = train
+    read_split = _read_images if kind == "image" else _read_texts
+    parts = {part: read_split(builder, split, settings) for part, split in chosen.items()}
+    if name.source == "imdb_reviews":
+        parts = {part: _without_markup(reviews) for part, reviews in parts.items()}
     return examples.Collection(
         name=name.source,
         class_names=list(label.names or map(str, range(label.num_classes))),
-        parts={part: _read_split(builder, split, settings) for part, split in chosen.items()},
+        parts=parts,
     )
 
 
-def _known(builder_name: str) -> set[str]:
-    """Splits beside train and test of a set with a name of its own here."""
-    return {"unlabelled"} if builder_name == "stl10" else set()
+def _without_markup(reviews: examples.Examples) -> examples.Examples:
+    inputs = np.empty(len(reviews), object)
+    inputs[:] = [
+        _SPACE.sub(" ", _LINK.sub("", text.strip()).replace("&quot;", '"'))
+        for text in reviews.inputs
+    ]
+    return dataclasses.replace(reviews, inputs=inputs)
 
 
 def _opened(full_name: str, wanted: str, settings: config.DataConfig):
@@ -121,29 +145,109 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _check_features(builder, wanted: str, settings: config.DataConfig) -> None:
-    """Raises ConfigError unless there are an image and a label of the names that are set."""
+def _check_features(builder, wanted: str, settings: config.DataConfig) -> str:
+    """What the inputs are, "image" or "text".
+
+    Raises:
+      ConfigError: there are not one of these and a label of the names that are set.
+    """
+    import tensorflow as tf
     import tensorflow_datasets as tfds
 
     features = builder.info.features
     found = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
-    for setting, kind in (
-        ("image_column", tfds.features.Image),
-        ("label_column", tfds.features.ClassLabel),
-    ):
-        column = getattr(settings, setting)
-        if not isinstance(found.get(column), kind):
-            listed = ", ".join(f"{key} ({type(value).__name__})" for key, value in found.items())
-            raise config.ConfigError(
-                f"tfds:{wanted} has no {kind.__name__} called {column!r}, only "
-                f"{listed or 'others'}: name it by {setting}, or name a set for image "
-                "classification."
-            )
+    text = found.get(settings.text_column)
+    if isinstance(found.get(settings.image_column), tfds.features.Image):
+        kind = "image"
+    elif text is not None and (text.shape, getattr(text, "tf_dtype", None)) == ((), tf.string):
+        kind = "text"
+    else:
+        raise _no_feature(
+            f"Image called {settings.image_column!r} nor Text called {settings.text_column!r}",
+            f"tfds:{wanted}",
+            found,
+            "image_column or text_column",
+        )
+    if not isinstance(found.get(settings.label_column), tfds.features.ClassLabel):
+        raise _no_feature(
+            f"ClassLabel called {settings.label_column!r}", f"tfds:{wanted}", found, "label_column"
+        )
+    return kind
 
 
-def _read_split(builder, split: str, settings: config.DataConfig) -> examples.Examples:
-    """The images uint8 [n, H, W, C] of a split, in the order of the prepared files."""
+def _no_feature(what: str, where: str, found: dict, setting: str) -> config.ConfigError:
+    listed = ", ".join(f"{key} ({type(value).__name__})" for key, value in found.items())
+    return config.ConfigError(
+        f"{where} has no {what}, only {listed or 'others'}: name it by {setting}, or name a set "
+        "for the classification of images or texts."
+    )
+
+
+def _dataset(builder, split: str, columns: tuple[str, str], decoders=None):
+    """(input, label) of each example of a split, in the order of the prepared files."""
+    import tensorflow_datasets as tfds
+
+    # Files one after the other: ids are positions, so the order must be that of the files alone.
+    read_config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    dataset = builder.as_dataset(
+        split=split, shuffle_files=False, read_config=read_config, decoders=decoders
+    )
+    return dataset.map(lambda example: tuple(example[column] for column in columns))
+
+
+@contextlib.contextmanager
+def _naming_damage(where: str, builder) -> Iterator[None]:
     import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise config.ConfigError(
+            f"{where} cannot be read from {builder.data_dir} ({_reason(error)}): delete that "
+            "folder and prepare the dataset again."
+        ) from error
+
+
+def _check_complete(builder, split: str, read: int, total: int) -> None:
+    """Raises ConfigError if not all examples could be read; `total` is negative if not known."""
+    if not read or (total > 0 and read != total):
+        raise config.ConfigError(
+            f"{builder.name}: {read} of {max(total, 1)} examples of the split {split!r} could be "
+            f"read from {builder.data_dir}: delete that folder and prepare the dataset again."
+        )
+
+
+def _read_texts(builder, split: str, settings: config.DataConfig) -> examples.Examples:
+    """The texts of a split, object [n] of str, in the order of the prepared files."""
+    where = f"{builder.info.full_name} {split}"
+    dataset = _dataset(builder, split, (settings.text_column, settings.label_column))
+    texts, labels, skipped, size = [], [], [], 0
+    with _naming_damage(where, builder):
+        for number, (data, label) in enumerate(dataset.as_numpy_iterator()):
+            size += len(data)
+            if size > settings.max_memory_gb * 2**30:
+                raise config.ConfigError(
+                    f"The texts of {where} take more memory than max_memory_gb="
+                    f"{settings.max_memory_gb}: set that higher, or name a smaller set."
+                )
+            try:
+                texts.append(data.decode("utf-8"))
+                labels.append(label)
+            except UnicodeDecodeError as error:
+                fault = f"{where} example {number} is no text in UTF-8 ({error.reason})"
+                if settings.on_bad_example == "error":
+                    raise config.ConfigError(
+                        f"{fault}: leave such examples out by on_bad_example=skip."
+                    ) from error
+                skipped.append(f"{fault}.")
+    _check_complete(builder, split, len(labels) + len(skipped), int(dataset.cardinality()))
+    inputs = np.empty(len(texts), object)
+    inputs[:] = texts
+    return examples.Examples(inputs, np.array(labels, np.int32), skipped=skipped)
+
+
+def _read_images(builder, split: str, settings: config.DataConfig) -> examples.Examples:
+    """The images uint8 [n, H, W, C] of a split, in the order of the prepared files."""
     import tensorflow_datasets as tfds
 
     where = f"{builder.info.full_name} {split}"
@@ -154,13 +258,8 @@ def _read_split(builder, split: str, settings: config.DataConfig) -> examples.Ex
         raise config.ConfigError(
             f"The images of {where} differ in size: bring them to one by image_size."
         )
-    # Files one after the other: ids are positions, so the order must be that of the files alone.
-    read_config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     skip = {settings.image_column: tfds.decode.SkipDecoding()}
-    dataset = builder.as_dataset(
-        split=split, shuffle_files=False, read_config=read_config, decoders=skip if sized else None
-    )
-    dataset = dataset.map(lambda example: tuple(example[column] for column in columns))
+    dataset = _dataset(builder, split, columns, skip if sized else None)
     total = int(dataset.cardinality())  # Negative where not recorded.
     batches = dataset.batch(_READ_BATCH).as_numpy_iterator()
     skipped = []
@@ -169,19 +268,9 @@ def _read_split(builder, split: str, settings: config.DataConfig) -> examples.Ex
         channels = settings.image_channels or {1: 1, 3: 3}.get(shape[2])
         settings = dataclasses.replace(settings, image_channels=channels)
         batches = _decoded(batches, where, settings, skipped)
-    try:
+    with _naming_damage(where, builder):
         inputs, labels = _gathered(batches, total, where, settings, builder)
-    except tf.errors.OpError as error:
-        raise config.ConfigError(
-            f"{where} cannot be read from {builder.data_dir} ({_reason(error)}): delete that "
-            "folder and prepare the dataset again."
-        ) from error
-    read = len(labels) + len(skipped)
-    if not read or (total > 0 and read != total):
-        raise config.ConfigError(
-            f"{builder.name}: {read} of {max(total, 1)} examples of the split {split!r} could be "
-            f"read from {builder.data_dir}: delete that folder and prepare the dataset again."
-        )
+    _check_complete(builder, split, len(labels) + len(skipped), total)
     return examples.Examples(inputs, labels, skipped=skipped)
 
 
