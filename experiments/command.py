@@ -20,7 +20,8 @@ def run(main: Callable[[], None]) -> None:
         if len(argv) > 1:
             sys.exit(f"error: unexpected argument {argv[1]!r}: every setting is a --flag=value.")
         absl_logging.set_verbosity(absl_logging.WARNING)  # TensorFlow writes there too
-        logging.getLogger("ssl_influence").setLevel(logging.INFO)
+        for own in ("ssl_influence", "third_party"):
+            logging.getLogger(own).setLevel(logging.INFO)
         for stream in (sys.stdout, sys.stderr):  # names of files need not be text
             stream.reconfigure(errors="backslashreplace")
         try:

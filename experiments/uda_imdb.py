@@ -31,7 +31,6 @@ one_run.define_flags(
         "unlabeled_batch_size": 32,
         "validation_batch_size": 20,
         "method": "uda",
-        "tsa": "linear",
         # BERT's optimizer, as UDA's text code has it.
         "optimizer": "adam",
         "learning_rate": 2e-5,

@@ -52,7 +52,8 @@ class InputSpec:
         Raises:
           ConfigError: tensorflow_text is not installed.
         """
-        return tokens.Tokenizer(self.tokenizer)
+        with tf.init_scope():  # Its tensors outlive the graph that first asks for it.
+            return tokens.Tokenizer(self.tokenizer)
 
     def normalize(self, inputs: tf.Tensor) -> tf.Tensor:
         """What the model takes.
