@@ -394,14 +394,17 @@ class BilevelTrainer(tf.Module):
         def still(inputs):
             return self._keeping_statistics(lambda: train(inputs))
 
-        def constant(inputs):
+        def silent(inputs):
             key = self._pass_key()
+            return self._keeping_statistics(lambda: self._forward(inputs, key))
+
+        def constant(inputs):
             with unrecorded():
-                return self._keeping_statistics(lambda: self._forward(inputs, key))
+                return silent(inputs)
 
         def teacher(inputs):
-            with unrecorded():
-                return self.ema.applied(lambda: constant(inputs))
+            with unrecorded():  # Once: a tape that is stopped cannot be stopped again.
+                return self.ema.applied(lambda: silent(inputs))
 
         return base.Forward(train, constant, still, teacher)
 
