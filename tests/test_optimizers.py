@@ -312,3 +312,140 @@ def test_nesterov_is_that_of_keras(momentum, sparse):
         ends.append(variable.numpy())
     assert np.any(ends[0] != start)
     np.testing.assert_allclose(*ends, atol=1e-6)
+
+
+@pytest.mark.parametrize("runner", ["graph", "compiled"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_adam_is_that_of_keras(runner, sparse):
+    rng = np.random.default_rng(7)
+    start, rate = rng.normal(size=(6, 3)), optimizers.Schedule("cosine", 0.1, 20, 3)
+    gradients, ids = rng.normal(size=(20, 4, 3)), rng.integers(0, 6, (20, 4))
+    ends = []
+    for make in (optimizers.Adam, keras.optimizers.Adam):
+        variable = tf.Variable(start, dtype=tf.float32)
+        optimizer = make(rate, epsilon=1e-3, weight_decay=0.01, jit_compile=False)
+        optimizer.build([variable])
+
+        @RUNNERS["graph" if make is keras.optimizers.Adam else runner]
+        def apply(g, ids, variable=variable, optimizer=optimizer):
+            g = optimizers.total([tf.IndexedSlices(g, ids, tf.constant([6, 3]))])
+            if not sparse:
+                g = tf.convert_to_tensor(g)
+            optimizer.apply_gradients([(g, variable)])
+
+        for g, rows in zip(gradients, ids, strict=True):
+            apply(tf.constant(g, tf.float32), tf.constant(rows, tf.int32))
+        ends.append(variable.numpy())
+    assert np.abs(ends[0] - start).max() > 0.1
+    # In float32 1 - 0.999^t has few digits at first.
+    np.testing.assert_allclose(*ends, atol=2e-5)
+
+
+def test_adam_without_bias_correction_is_that_of_berts_own_code():
+    """AdamWeightDecayOptimizer of google-research/bert, optimization.py, in float64."""
+    rng = np.random.default_rng(8)
+    names = ("kernel", "bias", "layer_norm/gamma", "embeddings")
+    start = {name: rng.normal(size=(5, 2)) for name in names}
+    settings = config.OptimizerConfig(
+        name="adam",
+        learning_rate=0.01,
+        schedule="linear",
+        warmup_steps=4,
+        adam_epsilon=1e-6,
+        adam_bias_correction=False,
+        decoupled_weight_decay=0.1,
+    )
+    variables = {n: tf.Variable(v, dtype=tf.float32, name=n) for n, v in start.items()}
+    optimizer = optimizers.make_optimizer(settings, 20)
+    optimizer.exclude_from_weight_decay([variables["bias"], variables["layer_norm/gamma"]])
+    optimizer.build(list(variables.values()))
+    theta = dict(start)
+    m, v = ({name: np.zeros((5, 2)) for name in names} for _ in range(2))
+    for step in range(20):
+        rate = 0.01 * (step / 4 if step < 4 else 1 - step / 20)
+        of_step = {name: rng.normal(size=(5, 2)) for name in names}
+        ids = rng.permutation(5)[:3]
+        of_step["embeddings"][~np.isin(np.arange(5), ids)] = 0
+        for name, g in of_step.items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g * g
+            decay = 0.1 if name in ("kernel", "embeddings") else 0.0
+            update = m[name] / (np.sqrt(v[name]) + 1e-6) + decay * theta[name]
+            theta[name] = theta[name] - rate * update
+        given = {n: tf.constant(g, tf.float32) for n, g in of_step.items()}
+        given["embeddings"] = tf.IndexedSlices(tf.gather(given["embeddings"], ids), ids, [5, 2])
+        optimizer.apply_gradients([(given[n], variables[n]) for n in names])
+    for name in names:
+        assert np.abs(theta[name] - start[name]).max() > 0.05
+        np.testing.assert_allclose(variables[name], theta[name], atol=5e-6, err_msg=name)
+
+
+def test_adam_comes_back_from_its_settings():
+    made = optimizers.Adam(0.03, 1e-6, False, weight_decay=0.1, beta_2=0.9)
+    copy = keras.optimizers.deserialize(keras.optimizers.serialize(made))
+    assert type(copy) is optimizers.Adam and copy.get_config() == made.get_config()
+    assert not copy.bias_correction and copy.epsilon == 1e-6 and copy.weight_decay == 0.1
+
+
+def indexed(ids, values, rows=6):
+    shape = tf.constant([rows, *values.shape[1:]])
+    return tf.IndexedSlices(tf.constant(values, tf.float32), tf.constant(ids), shape)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("parts", [[[3, 0, 3, 5]], [[3, 0], [0, 0, 0], [5]], [[0]], [[4, 2]]])
+def test_sparse_totals_hold_each_row_once_with_static_shapes(runner, parts):
+    rng = np.random.default_rng(9)
+    values = [rng.normal(size=(len(ids), 2)) for ids in parts]
+    dense = np.zeros((6, 2))
+    for ids, of_part in zip(parts, values, strict=True):
+        np.add.at(dense, ids, of_part)
+
+    @RUNNERS[runner]
+    def sums():
+        found = optimizers.total([indexed(*part) for part in zip(parts, values, strict=True)])
+        assert isinstance(found, tf.IndexedSlices)
+        assert found.values.shape == (sum(map(len, parts)), 2)
+        return tf.convert_to_tensor(found), tf.linalg.global_norm([found]), found.indices
+
+    total, norm, ids = sums()
+    np.testing.assert_allclose(total, dense, atol=1e-6)
+    np.testing.assert_allclose(norm, np.linalg.norm(dense), rtol=1e-6)
+    assert set(ids.numpy()) <= {0, *np.concatenate(parts)}
+
+
+def test_totals_are_dense_where_a_part_is():
+    rng = np.random.default_rng(10)
+    dense, values = rng.normal(size=(6, 2)), rng.normal(size=(3, 2))
+    both = optimizers.total([tf.constant(dense, tf.float32), indexed([1, 4, 1], values)])
+    expected = dense.copy()
+    np.add.at(expected, [1, 4, 1], values)
+    np.testing.assert_allclose(both, expected, atol=1e-6)
+    alone = tf.constant(dense)
+    assert optimizers.total([alone]) is alone
+
+
+@pytest.mark.parametrize("limit", [None, 0.5, 1e9])
+def test_clipping_scales_all_gradients_alike(limit):
+    rng = np.random.default_rng(11)
+    dense, values = rng.normal(size=(4, 3)), rng.normal(size=(2, 3))
+    norm = np.sqrt((dense**2).sum() + (values**2).sum())
+    gradients = [tf.constant(dense, tf.float32), indexed([5, 2], values)]
+    found = optimizers.clip(gradients, tf.linalg.global_norm(gradients), limit)
+    scale = min(1.0, (limit or np.inf) / norm)
+    np.testing.assert_allclose(found[0], scale * dense, rtol=1e-5)
+    assert isinstance(found[1], tf.IndexedSlices)
+    np.testing.assert_array_equal(found[1].indices, [5, 2])
+    np.testing.assert_allclose(found[1].values, scale * values, rtol=1e-5)
+    nothing = optimizers.clip([tf.zeros([2])], tf.zeros([]), 1.0)
+    np.testing.assert_array_equal(nothing[0], [0, 0])
+
+
+def test_the_linear_schedule_is_that_of_berts_own_code():
+    """Falls from step 0, so that it jumps down where the warm-up ends."""
+    schedule = optimizers.Schedule("linear", 2e-5, 100, 10)
+    for step, share in {0: 0, 5: 0.5, 9: 0.9, 10: 0.9, 55: 0.45, 99: 0.01, 100: 0, 150: 0}.items():
+        assert float(schedule(step)) == pytest.approx(2e-5 * share, rel=1e-5, abs=1e-12)
+    copy = optimizers.Schedule.from_config(schedule.get_config())
+    assert float(copy(7)) == float(schedule(7))
+    assert float(optimizers.Schedule("linear", 2e-5, 100)(0)) == pytest.approx(2e-5)

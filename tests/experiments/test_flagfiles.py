@@ -27,6 +27,14 @@ TABLE = {
     "fixmatch": (SOME, "per_example"),
 }
 
+# Table 2, the rows of the paper and the one of UDA's own: (method, weighting, tokens).
+IMDB = {
+    "supervised_imdb_20": ("supervised", "fixed", 128),
+    "uda_fixed_imdb_20": ("uda", "fixed", 128),
+    "uda_imdb_20": ("uda", "per_example", 128),
+    "uda_fixed_imdb_20_512": ("uda", "fixed", 512),
+}
+
 
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
@@ -41,6 +49,8 @@ def read(name):
 def rows_of(folder):
     """(method, whether its weights are fixed, dataset, labels, config) of files named for them."""
     for path in sorted((FOLDER / folder).glob("*_[0-9]*.flags")):
+        if path.stem in IMDB:
+            continue
         match = re.fullmatch(r"(.+?)(_fixed)?_(cifar10|svhn)_(\d+)", path.stem)
         config = shared_flags.read_flagfile(path)
         yield match[1], bool(match[2]), match[3], int(match[4]), config
@@ -52,7 +62,7 @@ def test_the_paper_has_a_flagfile_for_each_number_of_its_table():
         for row, (counts, _) in TABLE.items()
         for dataset in DATASETS
         for labels in counts
-    }
+    } | set(IMDB)
     found = {path.stem for path in (FOLDER / "paper").glob("*.flags")}
     assert {name for name in found if not name.endswith("_base")} == expected
 
@@ -125,6 +135,48 @@ def test_fixmatch_of_the_paper_has_the_batches_steps_and_weights_of_its_appendix
                 weights = config.weights
                 assert (weights.learning_rate, weights.inner_steps) == (0.01, 512)
                 assert (weights.optimizer, weights.initial) == ("m_adam", 1)
+
+
+@pytest.mark.parametrize("name", IMDB)
+def test_imdb_of_the_paper_has_the_settings_of_its_appendix(name):
+    config = read(f"paper/{name}")
+    method, weighting, length = IMDB[name]
+    assert (config.method.name, config.weights.weighting) == (method, weighting)
+    assert config.data.dataset == "imdb_reviews.1@20-20" and config.data.min_text_length == 500
+    assert (config.model.name, config.model.head) == ("bert", "binary")
+    assert (config.model.sequence_length, config.model.keep_end) == (length, "right")
+    assert batches(config) == ((8, 32) if length == 128 else (32, 224))
+    assert config.train.train_steps == 10_000
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.learning_rate, optimizer.clip_norm) == ("adam", 2e-5, 1)
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("linear", 1000)
+    assert not optimizer.adam_bias_correction and optimizer.decoupled_weight_decay == 0.01
+    if method == "uda":
+        settings = config.method.settings()
+        assert (settings["tsa"], settings["confidence"]) == ("linear", 0)
+        assert settings["temperature"] == (1 if length == 128 else 0.85)
+    if weighting == "per_example":
+        weights = config.weights
+        assert (weights.learning_rate, weights.inner_steps, weights.initial) == (0.01, 5, 1)
+        assert (weights.optimizer, weights.warmup_steps) == ("m_adam", 1000)
+
+
+def test_flagfiles_of_the_snippets_differ_in_what_their_names_say():
+    for encoder in ("bert_tiny", "minilm"):
+        supervised, words, translated = (
+            read(f"snippets/{encoder}_{name}")
+            for name in ("supervised", "tf_idf", "back_translation")
+        )
+        assert supervised.method.name == "supervised" and supervised.model.encoder == encoder
+        assert words == supervised.replace(
+            method=dataclasses.asdict(words.method),
+            weights={"weighting": "per_example"},
+            augment={"strong": "tf_idf"},
+        )
+        assert translated == words.replace(
+            augment={"strong": "paraphrases", "paraphrases": translated.augment.paraphrases}
+        )
+        assert words.method.name == "uda"
 
 
 def test_weights_of_the_unlabeled_loss_are_those_published_for_each_dataset():
