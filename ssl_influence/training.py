@@ -269,7 +269,8 @@ class BilevelTrainer(tf.Module):
     def _gradients(self, tape, loss, recorded):
         """Of the loss by the trainable variables, what passes in parts contribute among them."""
         if not recorded.outputs:
-            return [optimizers.total([g]) for g in tape.gradient(loss, self.trainable)]
+            gradients = tape.gradient(loss, self.trainable, unconnected_gradients="zero")
+            return [optimizers.total([gradient]) for gradient in gradients]
         of_outputs, direct = tape.gradient(
             loss, (recorded.outputs, self.trainable), unconnected_gradients="zero"
         )

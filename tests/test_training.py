@@ -382,10 +382,33 @@ def test_what_a_trainer_cannot_work_with_is_refused(caplog):
     batch["unlabeled"]["example_id"] = tf.constant([0, 1, 2, 3, 4, 5, 6, SIZE], tf.int64)
     with pytest.raises(IndexError, match=f"{SIZE} is outside the table"):
         compiled.theta_step(batch)
-    dropped = keras.layers.Dropout(0.1)(inputs)
-    head = keras.layers.Dense(CLASSES)
-    make_trainer(model=keras.Model(inputs, [dropped, head(dropped)]))
-    assert "Dropout" in caplog.text
+    for layer in (keras.layers.Dropout(0.1), keras.layers.GaussianNoise(0.1)):
+        assert not caplog.records
+        disturbed = layer(inputs)
+        outputs = [disturbed, keras.layers.Dense(CLASSES)(disturbed)]
+        make_trainer(model=keras.Model(inputs, outputs))
+    (warning,) = caplog.messages
+    assert "(GaussianNoise), whose random state no checkpoint holds" in warning
+
+
+def test_a_variable_that_no_loss_depends_on_stays_as_it_is():
+    class WithSpare(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.spare, self.head = keras.layers.Dense(2), keras.layers.Dense(CLASSES)
+            self.spare.build([None, DIM])
+
+        def call(self, inputs):
+            return inputs, self.head(inputs)
+
+    model = WithSpare()
+    model(tf.zeros([1, DIM]))
+    trainer = make_trainer(make_config(optimizer={"weight_decay": 0.0}), model)
+    before = values(model.spare.variables + model.head.variables)
+    trainer.theta_step(ToyPipeline().train_batch(0))
+    after = values(model.spare.variables + model.head.variables)
+    same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert same == [True, True, False, False]
 
 
 def test_weights_that_can_never_move_are_said_to(tmp_path, caplog):
