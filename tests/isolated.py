@@ -13,6 +13,8 @@ import tensorflow as tf
 
 model, inputs, folder = sys.argv[1:]
 given = {"serving_default": np.load(inputs)}
+if given["serving_default"].dtype.kind == "U":
+    import tensorflow_text
 files = [path.read_bytes() for path in sorted(pathlib.Path(folder).iterdir())]
 if files:
     given["encoded"] = np.array(files, object)
@@ -41,7 +43,7 @@ def signatures(tmp_path, model, inputs, files):
     Args:
       tmp_path: an empty folder or one to write to.
       model: the saved model's folder.
-      inputs: of serving_default, an array.
+      inputs: of serving_default, an array; of texts, one of fixed width.
       files: of encoded, the bytes of each file; empty where the model has no such signature.
     """
     np.save(tmp_path / "inputs.npy", inputs)

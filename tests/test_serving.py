@@ -22,6 +22,7 @@ from tests import isolated
 GRAY = inputs_lib.InputSpec("image", (4, 6, 1), ("no", "yes"), (2 / 255,), (-1.0,))
 COLORED = inputs_lib.InputSpec("image", (4, 6, 3), ("a", "b"), (0.02, 0.01, 0.03), (-1, 0.5, 0))
 VECTOR = inputs_lib.InputSpec("vector", (3,), ("left", "right", "up"))
+TEXT = inputs_lib.InputSpec("text", (), ("no", "yes"))
 AS_THEY_ARE = config.DataConfig()
 
 
@@ -231,6 +232,78 @@ def test_vectors_are_rows_of_an_array_of_numbers(tmp_path, caplog):
     _, found = read([tmp_path / "v.npz"], VECTOR, on_bad_example="skip")
     np.testing.assert_array_equal(found, vectors[:3].astype(np.float32))
     assert "2 of 5 inputs were left out." in caplog.text
+
+
+ODD = ["two\twords", "", "  ", "naïve 👍🏽", "好电影", "שלום \u202eab", "a\x01\x85b\u2028c"]
+
+
+def test_texts_are_the_lines_of_files_the_files_of_folders_and_the_rows_of_tables(tmp_path):
+    for name, end, mark in (("unix.txt", "\n", ""), ("windows", "\r\n", "\ufeff")):
+        (tmp_path / name).write_bytes((mark + end.join([*ODD, ""])).encode())
+        names, found = read([tmp_path / name], TEXT)
+        assert found.dtype == object and found.tolist() == ODD
+        assert names == [f"{tmp_path / name}, line {i}" for i in range(1, len(ODD) + 1)]
+    (tmp_path / "last").write_bytes(b"no end of line\0")
+    assert read([tmp_path / "last"], TEXT)[1].tolist() == ["no end of line\0"]
+    (tmp_path / "folder/b").mkdir(parents=True)
+    for place, text in (("a.txt", "\ufeffone\r\ntwo\n"), ("b/empty.txt", ""), ("c.md", "no")):
+        (tmp_path / "folder" / place).write_bytes(text.encode())
+    names, found = read([tmp_path / "folder"], TEXT)
+    assert names == [str(tmp_path / "folder" / place) for place in ("a.txt", "b/empty.txt")]
+    assert found.tolist() == ["one\r\ntwo\n", ""]
+    with (tmp_path / "table.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows([("stars", "review"), *((5, text) for text in [*ODD, "a\nb"])])
+    of_reviews = config.DataConfig(text_column="review")
+    names, found = read([tmp_path / "table.csv"], TEXT, of_reviews)
+    assert found.tolist() == [*ODD, "a\nb"] and names[0] == f"{tmp_path / 'table.csv'}, line 2"
+    (tmp_path / "bare.tsv").write_text("5\tfine\n1\tbad\n")
+    without_header = config.DataConfig(columns=("stars", "text"))
+    assert read([tmp_path / "bare.tsv"], TEXT, without_header)[1].tolist() == ["fine", "bad"]
+
+
+BAD_TEXTS = {
+    "column": ("t.csv", b"review,stars\nfine,5\n", "no column 'text' of texts, only 'review', 's"),
+    "empty": ("t.txt", b"", "t.txt holds no text"),
+    "mark alone": ("t.txt", b"\xef\xbb\xbf", "t.txt holds no text"),
+    "empty table": ("t.tsv", b"", "t.tsv is empty: it needs a row of column names"),
+    "header alone": ("t.tsv", b"text\tlabel\n", "t.tsv holds no text"),
+    "UTF-16": ("t.txt", "good".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),
+    "Latin-1": ("t.csv", "text\nnaïve\n".encode("latin-1"), "line 2 has the byte 0xef"),
+    "open quote": ("t.csv", b'text\n"never closed\n', "a quotation mark in the row"),
+    "no such file": ("", b"", "does not exist"),
+}
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BAD_TEXTS.values(), ids=BAD_TEXTS)
+def test_files_without_texts_are_refused_in_one_line(tmp_path, name, data, message):
+    if name:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(config.ConfigError, match=message) as refused:
+        read([tmp_path / (name or "nowhere.txt")], TEXT)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt"])
+def test_bad_texts_end_reading_or_are_left_out_and_counted(tmp_path, caplog, name):
+    header = b"" if name == "t.txt" else b"text\n"
+    (tmp_path / name).write_bytes(header + b"fine\nna\xefve\r\nbad\n")
+    line = 2 + bool(header)
+    with pytest.raises(config.ConfigError, match=f"line {line} has the byte 0xef"):
+        read([tmp_path / name], TEXT)
+    names, found = read([tmp_path / name], TEXT, on_bad_example="skip")
+    assert found.tolist() == ["fine", "bad"] and names[1].endswith(f"line {line + 1}")
+    assert "1 of 3 inputs were left out." in caplog.text
+
+
+def test_texts_given_themselves_have_to_be_utf_8_and_nothing_resizes_them(tmp_path):
+    part = reading.texts(ODD)
+    assert list(part.names) == ODD == [part.read(row).item() for row in range(len(ODD))]
+    with pytest.raises(config.ConfigError, match="is not UTF-8"):
+        reading.texts([os.fsdecode(b"na\xefve")]).read(0)
+    with pytest.raises(config.ConfigError, match="--resize is for images, and the model takes tex"):
+        reading.find([tmp_path], TEXT, AS_THEY_ARE, resize=True)
+    with pytest.raises(config.ConfigError, match="holds no .txt file"):
+        reading.find([tmp_path], TEXT, AS_THEY_ARE)
 
 
 def npz(path, **arrays):

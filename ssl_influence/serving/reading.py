@@ -179,12 +179,15 @@ def _texts(path: pathlib.Path, is_folder: bool, settings: config.DataConfig) -> 
                 raise text
             return np.array(text, object)
     else:
-        held = _bytes(path).removesuffix(b"\n").split(b"\n")
+        whole = _bytes(path)
+        held = whole.removesuffix(b"\n").split(b"\n") if whole else []
         lines = range(1, len(held) + 1)
 
         def read(row: int) -> np.ndarray:
             return _decoded(held[row].removesuffix(b"\r"), f"{path}, line {lines[row]}")
 
+    if not lines:
+        raise config.ConfigError(f"{path} holds no text: name a file that does.")
     return Part(rows.Strings(f"{path}, line {line}" for line in lines), read)
 
 

@@ -19,10 +19,12 @@ def write(classifier: classifier_lib.Classifier, folder: str | os.PathLike) -> N
     """Writes a SavedModel, complete or not at all, whose batches may have any size.
 
     The signature `serving_default` takes `inputs`, uint8 images [B, H, W, C] or float32 vectors [B,
-    d] that are not normalized, and gives `probabilities` float32 [B, C], `class` int32 [B] and
-    `class_name` string [B]. Of gray and colored images there is also the signature `encoded`, whose
-    `inputs` are the bytes of PNG or JPEG files, string [B]; see `decode`. Class names, UTF-8, also
-    lie in class_names.txt, one a line, and all that the model takes in inputs.json.
+    d] that are not normalized, or texts, string [B] in UTF-8, and gives `probabilities` float32 [B,
+    C], `class` int32 [B] and `class_name` string [B]. A process that loads a model of texts must
+    have imported tensorflow_text, and needs nothing else. Of gray and colored images there is also
+    the signature `encoded`, whose `inputs` are the bytes of PNG or JPEG files, string [B]; see
+    `decode`. Class names, UTF-8, also lie in class_names.txt, one a line, and all that the model
+    takes in inputs.json.
 
     Args:
       classifier: what is written, with the weights it has now.
