@@ -72,11 +72,13 @@ class PassesInParts:
         size = tf.nest.flatten(inputs)[0].shape[0]
         count = -(-size // self._rows)
         sizes = [len(part) for part in np.array_split(np.arange(size), count)]
-        split = tf.nest.map_structure(lambda x: tf.split(x, sizes), inputs)
+        split = [tf.split(tensor, sizes) for tensor in tf.nest.flatten(inputs)]
         parts, outputs = [], []
-        for number in range(count):
-            part = tf.nest.map_structure_up_to(inputs, lambda pieces, n=number: pieces[n], split)
-            part_key = tf.random.experimental.stateless_fold_in(key, number, alg="philox")
+        for number, tensors in enumerate(zip(*split, strict=True)):
+            part = tf.nest.pack_sequence_as(inputs, tensors)
+            # A key has the dtype of what is folded into it.
+            data = tf.constant(number, key.dtype)
+            part_key = tf.random.experimental.stateless_fold_in(key, data, alg="philox")
             parts.append((part, part_key))
             outputs.append(self._run(_after(outputs[-1:], part), part_key))
         features, logits = (tf.concat(pieces, 0) for pieces in zip(*outputs, strict=True))
