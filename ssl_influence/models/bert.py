@@ -164,17 +164,17 @@ def load(model: keras.Model, weights: Mapping[str, np.ndarray]) -> list[str]:
             f"The encoder's weights do not fit: missing are {', '.join(missing) or 'none'}; left "
             f"over are {', '.join(left_over) or 'none'}."
         )
-    fitted = {}
+    hidden = variables["embeddings/word"].shape[1]
     for name, value in weights.items():
         shape = tuple(variables[name].shape)
-        # Attention keeps the heads on an axis of their own.
-        if value.size != np.prod(shape) or value.ndim > len(shape):
+        if "/attention/" in name:  # The variables have the heads on an axis of their own.
+            shape = (hidden,) * (2 if name.endswith("kernel") else 1)
+        if value.shape != shape:
             raise config.ConfigError(
                 f"The encoder's weight {name} is {value.shape}, and the network needs {shape}."
             )
-        fitted[name] = value.reshape(shape)
-    for name, value in fitted.items():
-        variables[name].assign(value)
+    for name, value in weights.items():
+        variables[name].assign(value.reshape(variables[name].shape))
     return new
 
 

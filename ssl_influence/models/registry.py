@@ -91,8 +91,8 @@ def last_block(model: keras.Model) -> list[tf.Variable]:
 
     They are those of the last residual block of a Wide-ResNet with the BatchNorm that follows it,
     of the last hidden layer of an MLP, or of the last block and the pooler of BERT; and of the
-    head. The paper takes the influence of one of
-    its comparisons over "the last ResNet block and the classification layers".
+    head. The paper takes the influence of one of its comparisons over "the last ResNet block and
+    the classification layers".
 
     Returns:
       A part of `model.trainable_variables`, in their order.
