@@ -209,7 +209,8 @@ print(sorted({"tensorflow_text", "official", "safetensors"} & set(sys.modules)))
 
 
 def test_runs_on_images_do_without_what_texts_need(tmp_path):
-    settings = ("--dataset=digits.1@20-40", "--model=mlp", "--train_steps=1")
+    network = ("--dataset=digits.1@20-40", "--model=mlp", "--hidden_units=4")
+    settings = (*network, "--weighting=fixed", "--train_steps=1", "--notensorboard")
     for given in (("--help",), (*settings, f"--model_dir={tmp_path}/run")):
         result = succeeded(finish(start("-c", _OTHERS, *given)))
         assert result.stdout.splitlines()[-1] == "[]"
