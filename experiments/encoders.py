@@ -1,9 +1,10 @@
-"""From a pretrained encoder's place to the library's value."""
+"""From a pretrained encoder's place, or a run that began with it, to the library's value."""
 
 import logging
+import pathlib
 
 from ssl_influence import config as config_lib
-from ssl_influence.data import tokens
+from ssl_influence.data import inputs, tokens
 from ssl_influence.models import bert
 from third_party.bert import pretrained
 
@@ -42,3 +43,19 @@ def load(model_config: config_lib.ModelConfig) -> tuple[bert.Encoder, tokens.Tok
         keep_end=model_config.keep_end,
     )
     return encoder, spec
+
+
+def of(model_dir: pathlib.Path) -> tuple[bert.Encoder, tokens.TokenizerSpec]:
+    """The encoder of a run that has begun, without weights, and how texts become its tokens.
+
+    Raises:
+      ConfigError: the directory does not say.
+    """
+    sizes, sha256 = bert.read(model_dir / "encoder.json")
+    spec = inputs.read(model_dir / "inputs.json").tokenizer
+    if spec is None:
+        raise config_lib.ConfigError(
+            f"{model_dir / 'inputs.json'} has no vocabulary, and the run is one of texts: put back "
+            "the file that the run wrote."
+        )
+    return bert.Encoder(sizes, spec.vocabulary, spec.lower_case, None, sha256), spec

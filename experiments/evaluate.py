@@ -81,7 +81,7 @@ def _evaluate(follow_s: float | None) -> None:
     from ssl_influence.data import splits
     from ssl_influence.reporting import tables
 
-    built = launch.build(config)
+    built = launch.build(config, evaluated_in=model_dir)
     splits.check(splits.read(model_dir / "split.json"), built.manifest)
     print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value, follow_s)))
 

@@ -49,8 +49,13 @@ class Run:
     encoder: bert.Encoder | None = None
 
 
-def build(config: config_lib.Config) -> Run:
+def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -> Run:
     """Loads the data, draws the split and builds the trainer.
+
+    Args:
+      config: of the run.
+      evaluated_in: the directory of a run that has begun, if it is to be evaluated and not trained:
+        nothing is read then that only training needs, such as a pretrained encoder or paraphrases.
 
     Raises:
       ConfigError: dataset, split or model cannot be had as the config says.
@@ -60,8 +65,10 @@ def build(config: config_lib.Config) -> Run:
     source, split, name, config = load_data(config)
     encoder, tokenizer = None, None
     if config.model.name == "bert":
-        encoder, tokenizer = encoders.load(config.model)
-    pipeline, trainer = assemble(config, source, split, encoder, tokenizer)
+        found = encoders.load(config.model) if evaluated_in is None else encoders.of(evaluated_in)
+        encoder, tokenizer = found
+    with_views = evaluated_in is None
+    pipeline, trainer = assemble(config, source, split, encoder, tokenizer, with_views=with_views)
     digests = {}
     if pipeline.paraphrases_sha256 is not None:
         digests["paraphrases_sha256"] = pipeline.paraphrases_sha256
@@ -110,6 +117,8 @@ def assemble(
     split: splits.Split,
     encoder: bert.Encoder | None = None,
     tokenizer: tokens.TokenizerSpec | None = None,
+    *,
+    with_views: bool = True,
 ) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
     """The batches, and the trainer for them, of a dataset that was split.
 
@@ -119,6 +128,7 @@ def assemble(
       split: their roles.
       encoder: of model=bert, as `encoders.load` gives it.
       tokenizer: likewise.
+      with_views: the pipeline gives training batches; else those for evaluation alone.
     """
     num_classes, seed = len(source.class_names), config.train.seed
     spec = inputs.of(source, config.augment, tokenizer)
@@ -129,7 +139,7 @@ def assemble(
         seed,
         **({"encoder": encoder.sizes, "pad_id": tokenizer.token_id(tokens.PAD)} if encoder else {}),
     )
-    if encoder is not None:
+    if encoder is not None and encoder.weights is not None:
         new = bert.load(model, encoder.weights)
         if new and config.model.pooling == "pooler":
             _log.info("The encoder comes without a pooler: it begins with new weights.")
@@ -141,6 +151,7 @@ def assemble(
         seed=seed,
     )
     labeled_view = methods_base.labeled_view_of(method)
+    views = method.views if with_views else ()
     augmenter = None
     if pipeline_lib.uses_ctaugment(
         config.augment, (*method.views, labeled_view), is_image=source.is_image
@@ -152,7 +163,7 @@ def assemble(
         config.data,
         config.augment,
         seed=seed,
-        views=method.views,
+        views=views,
         labeled_view=labeled_view,
         augmenter=augmenter,
         tokenizer=tokenizer,
@@ -454,11 +465,11 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         model_dir.mkdir(parents=True, exist_ok=True)
         lock = (model_dir / ".lock").open("w")
         _lock(lock, wait=False)
-        files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
-        splits.write(built.manifest, manifest)
         inputs.write(built.pipeline.spec, model_dir / "inputs.json")
         if built.encoder is not None:
             bert.write(built.encoder.sizes, built.encoder.sha256, model_dir / "encoder.json")
+        files.write_atomically(flagfile, shared_flags.to_flagfile(built.config, program))
+        splits.write(built.manifest, manifest)  # the last one: what a follower waits for
     except BlockingIOError as error:
         raise config_lib.ConfigError(
             f"Another process trains in {model_dir}: wait for it, or name another."

@@ -69,14 +69,15 @@ class Encoder:
       weights: float32 arrays by name, kernels [in, out]: embeddings/{word, position, type},
         embeddings/norm/{gamma, beta}; layer_{i}/attention/{query, key, value, output}/{kernel,
         bias}, layer_{i}/attention/norm/{gamma, beta}, layer_{i}/{intermediate, output}/{kernel,
-        bias}, layer_{i}/norm/{gamma, beta}; and perhaps pooler/{kernel, bias}.
+        bias}, layer_{i}/norm/{gamma, beta}; and perhaps pooler/{kernel, bias}. None: a checkpoint
+        of a run has them.
       sha256: differs where any of these does.
     """
 
     sizes: Sizes
     vocabulary: tuple[str, ...]
     lower_case: bool
-    weights: Mapping[str, np.ndarray]
+    weights: Mapping[str, np.ndarray] | None
     sha256: str
 
 

@@ -80,7 +80,9 @@ def runs(arguments, tmp_path_factory):
     config = shared_flags.read_flagfile(stopped / "flags.txt")
     built = launch.build(config)
     assert launch.train(built, whole, "test")
-    launch.evaluate(built, whole)
+    # Neither the encoder nor paraphrases are read again for that.
+    gone = {"model": {"encoder": "/gone"}, "augment": {"strong": "paraphrases", "paraphrases": "/"}}
+    launch.evaluate(launch.build(config.replace(**gone), evaluated_in=whole), whole)
     shutil.copytree(folder / "encoder", folder / "moved")
     moved = config.replace(model={"encoder": str(folder / "moved")})
     assert launch.train(launch.build(moved), stopped, "test")
