@@ -294,15 +294,14 @@ def weight_gradient(trainer):
     return 1 - trainer.example_weights.values()
 
 
-@pytest.mark.parametrize("params", ["all", "last_block"])
-def test_weight_gradients_through_bert_agree_between_solvers(params):
-    exact = weight_gradient(small_trainer(params, "exact"))
-    iterated = weight_gradient(small_trainer(params, "cg", cg_tolerance=1e-6))
+def test_weight_gradients_through_berts_last_block_agree_between_solvers():
+    exact = weight_gradient(small_trainer("last_block", "exact"))
+    iterated = weight_gradient(small_trainer("last_block", "cg", cg_tolerance=1e-6))
     assert np.abs(exact).min() > 1e-6
     np.testing.assert_allclose(iterated, exact, atol=2e-3 * np.abs(exact).max())
 
 
-def test_the_hessian_through_bert_is_that_of_differences_of_gradients():
+def test_over_all_variables_derivatives_are_those_of_differences():
     trainer = small_trainer("all", "identity")
     batch, _ = small_batches()
     variables = trainer.trainable
