@@ -4,7 +4,8 @@
 
 Takes the flags of a training run (or its --flagfile) and reads the data as the run would. Prints
 how many examples there are of each class and role, what could not be read, the range of the values
-and exact copies among the examples. With --output it also writes
+and exact copies among the examples; of texts with --model=bert also how many are cut, and views of
+some as the model reads them. With --output it also writes
 
     samples.png         images of each class and role
     augmentations.png   weak and strong views, as these flags make them
@@ -31,8 +32,9 @@ _OUTPUT = flags.DEFINE_string(
 )
 flags.register_validator("output", lambda path: path != "", "name a directory, or . for this one")
 
-# How much is printed: lines about skipped examples, channels, classes, texts of a class, letters.
-_SKIPPED, _CHANNELS, _CLASSES, _TEXTS, _LETTERS = 5, 10, 20, 2, 100
+# How much is printed: lines about skipped examples, channels, classes, texts of a class, texts with
+# their views, letters.
+_SKIPPED, _CHANNELS, _CLASSES, _TEXTS, _VIEWS, _LETTERS = 5, 10, 20, 2, 3, 100
 
 
 def main() -> None:
@@ -51,6 +53,8 @@ def main() -> None:
     print(_printed_values(values, "channel" if source.is_image else "column"), flush=True)
     if source.kind == "text":
         print("\n".join(_some_texts(source, config.train.seed)))
+        if config.model.name == "bert":
+            print("\n".join(_tokens(source, split, config)), flush=True)
     if not isinstance(source.inputs, np.ndarray):
         print("reading each image once, to find copies ...", flush=True)
     report = duplicates.find(source, split)
@@ -179,6 +183,41 @@ def _some_texts(source: examples.Source, seed: int) -> list[str]:
         for row in random.permutation(np.flatnonzero(source.labels == c))[:_TEXTS]:
             text = " ".join(source.inputs[row].split())
             lines.append(f"{name}: {samples.shortened(text, _LETTERS)}")
+    return [*lines, ""]
+
+
+def _tokens(source: examples.Source, split: splits.Split, config: config_lib.Config) -> list[str]:
+    """How many texts are cut, and views of the first unlabeled ones that a run would read."""
+    import tensorflow as tf
+
+    from experiments import encoders
+    from ssl_influence.data import pipeline as pipeline_lib, rows, tokens
+    from ssl_influence.reporting import samples
+
+    _, spec = encoders.load(config.model)
+    tokenizer = tokens.Tokenizer(spec)
+    lengths = np.concatenate(
+        [tokenizer.lengths(tf.constant(part, tf.string)) for part in rows.in_turn(source.inputs)]
+    )
+    cut = np.mean(lengths > spec.sequence_length)
+    lines = [
+        f"tokens of a text: median {int(np.median(lengths))}, at most {lengths.max()}; "
+        f"{cut:.1%} are cut to {spec.sequence_length}, their {spec.keep_end} end kept"
+    ]
+    seed, views = config.train.seed, ("weak",)
+    if config.augment.strong in config_lib.TEXT_VIEWS:
+        views = ("weak", "strong")
+    if len(split.unlabeled):
+        pipeline = pipeline_lib.Pipeline(
+            source, split, config.data, config.augment, seed=seed, views=views, tokenizer=spec
+        )
+        batch = pipeline.train_batch(0)["unlabeled"]
+        for place, row in enumerate(batch["example_id"].numpy()[:_VIEWS]):
+            text = " ".join(source.inputs[row].split())
+            lines.append(f"example {row}: {samples.shortened(text, _LETTERS)}")
+            for name in views:
+                read = tokens.decode(spec, batch[name][place].numpy())
+                lines.append(f"  {name}: {samples.shortened(read, _LETTERS)}")
     return [*lines, ""]
 
 

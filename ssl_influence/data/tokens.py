@@ -12,6 +12,7 @@ only the search for the pieces of a word is used here.
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -136,7 +137,22 @@ class Tokenizer:
         spec = self.spec
         room = spec.sequence_length - 2
         kept = slice(-room, None) if spec.keep_end == "right" else slice(room)
-        words = words[:, kept]  # Each has at least one piece: no more of them can be kept.
+        # Each word has at least one piece: no more of them can be kept.
+        pieces = self._pieces(words[:, kept])[:, kept]
+        ids = pieces.to_tensor(spec.token_id(PAD), shape=[None, spec.sequence_length - 1])
+        after_last = (
+            tf.range(spec.sequence_length - 1, dtype=tf.int64)
+            == (pieces.row_lengths()[:, tf.newaxis])
+        )
+        ids = tf.where(after_last, spec.token_id(SEP), ids)
+        return tf.pad(ids, [[0, 0], [1, 0]], constant_values=spec.token_id(CLS))
+
+    def lengths(self, texts: tf.Tensor) -> tf.Tensor:
+        """Tokens of whole texts, string [B], with [CLS] and [SEP], before they are cut: [B]."""
+        return self._pieces(self.words(texts)).row_lengths() + 2
+
+    def _pieces(self, words: tf.RaggedTensor) -> tf.RaggedTensor:
+        """int32 [B, (pieces)] of all words."""
         # No word is "[UNK]" as brackets are words by themselves, but the search finds it whole.
         words = words.with_flat_values(
             tf.where(
@@ -145,14 +161,22 @@ class Tokenizer:
                 words.flat_values,
             )
         )
-        pieces = self._wordpiece.tokenize(words).merge_dims(1, 2)[:, kept]
-        ids = pieces.to_tensor(spec.token_id(PAD), shape=[None, spec.sequence_length - 1])
-        after_last = (
-            tf.range(spec.sequence_length - 1, dtype=tf.int64)
-            == (pieces.row_lengths()[:, tf.newaxis])
-        )
-        ids = tf.where(after_last, spec.token_id(SEP), ids)
-        return tf.pad(ids, [[0, 0], [1, 0]], constant_values=spec.token_id(CLS))
+        return self._wordpiece.tokenize(words).merge_dims(1, 2)
+
+
+def decode(spec: TokenizerSpec, ids: Sequence[int]) -> str:
+    """The words that token ids stand for, by single spaces, for people to read.
+
+    [CLS], [SEP] and [PAD] are left out; a piece that continues a word whose beginning was cut off
+    keeps its "##".
+    """
+    words = []
+    for token in (spec.vocabulary[i] for i in ids):
+        if token.startswith("##") and words:
+            words[-1] += token[2:]
+        elif token not in (CLS, SEP, PAD):
+            words.append(token)
+    return " ".join(words)
 
 
 def _tensorflow_text():

@@ -130,6 +130,18 @@ def test_the_end_that_is_kept():
     assert kept("left") == ["[CLS]", "a", "b", "ab", ".", "[SEP]"]
 
 
+def test_lengths_are_of_whole_texts_and_ids_read_as_words():
+    tokenizer, whole = make(length=6), make(length=1000)
+    ids = whole.encode(TEXTS).numpy()
+    np.testing.assert_array_equal(tokenizer.lengths(TEXTS), np.sum(ids != 0, axis=1))
+    assert tokens.decode(whole.spec, ids[0]) == ""
+    assert (
+        tokens.decode(whole.spec, whole.encode(["The aba,[ b"])[0].numpy()) == "the aba [UNK] [ b"
+    )
+    cut = make(length=3).encode(["abab"])[0].numpy()
+    assert tokens.decode(tokenizer.spec, cut) == "##b"
+
+
 def test_no_text_and_empty_texts():
     tokenizer = make(length=4)
     assert tokenizer.encode(tf.constant([], tf.string)).shape == (0, 4)

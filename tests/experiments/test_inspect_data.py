@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.experiments import text_encoder
 from tests.experiments.processes import assert_refused, run, succeeded
 
 
@@ -48,6 +49,13 @@ def results(folder, table, tmp_path_factory):
     arguments = {
         "images": [f"--dataset=folder:{folder}.1@4-6", *skip, f"--output={output}"],
         "texts": [f"--dataset=csv:{table}.1@4-6", "--unlabeled_includes_labeled"],
+        "tokens": [
+            f"--dataset=csv:{table}.1@4-6",
+            "--model=bert",
+            f"--encoder={text_encoder.write_encoder(tmp_path_factory.mktemp('encoder') / 'here')}",
+            "--sequence_length=5",
+            "--strong_view=tf_idf",
+        ],
         "vectors": ["--dataset=two_moons.1@10-30"],
         "damaged": [f"--dataset=folder:{folder}.1@4-6"],
         "no_directory": [f"--dataset=csv:{table}.1@4-6", f"--output={table}/here"],
@@ -127,6 +135,20 @@ def test_of_texts_lengths_and_some_of_each_class_are_printed(results):
     assert "labeled and unlabeled 4" in printed
     # That an example has two roles by a flag makes it no copy.
     assert "no two examples are the same" in printed and "wrote" not in printed
+
+
+def test_of_texts_and_a_model_for_them_what_it_reads_is_printed(results):
+    pytest.importorskip("tensorflow_text")
+    printed = succeeded(results["tokens"]).stdout
+    # "review" and "number" are no words of the vocabulary, nor is a number: one [UNK] each.
+    assert (
+        "tokens of a text: median 5, at most 7; 3.1% are cut to 5, their right end kept" in printed
+    )
+    lines = printed.splitlines()
+    shown = [place for place, line in enumerate(lines) if line.startswith("example ")]
+    assert len(shown) == 3
+    for place in shown:
+        assert lines[place + 1].startswith("  weak: ") and lines[place + 2].startswith("  strong: ")
 
 
 def test_of_vectors_the_range_of_each_column_is_printed(results):
