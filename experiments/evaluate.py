@@ -46,7 +46,10 @@ _DATASET = flags.DEFINE_string(
     "The run's dataset where it lies now, if it was moved: folder:/new/place.1@40-100.",
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", config_lib.EVALUATION_BATCH_SIZE, "Examples a batch.", lower_bound=1
+    "batch_size",
+    None,
+    "Examples a batch (default: 500, or the run's --rows_per_pass if that is less).",
+    lower_bound=1,
 )
 _FOLLOW = flags.DEFINE_boolean("follow", False, "Wait for checkpoints of a run in training.")
 _TIMEOUT_S = flags.DEFINE_integer(

@@ -198,7 +198,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
 def evaluate(
     built: Run,
     model_dir: str | os.PathLike,
-    batch_size: int = config_lib.EVALUATION_BATCH_SIZE,
+    batch_size: int | None = None,
     follow_s: float | None = None,
 ) -> dict[str, dict]:
     """Evaluates every checkpoint on test and validation, see evaluation.evaluate_run.
@@ -209,7 +209,7 @@ def evaluate(
     Args:
       built: the run.
       model_dir: its directory.
-      batch_size: examples a batch.
+      batch_size: examples a batch; None: by the settings of the run.
       follow_s: also waits for checkpoints to come, each for so many seconds at most, see
         evaluation.follow_run.
 
@@ -220,6 +220,7 @@ def evaluate(
     """
     model_dir = pathlib.Path(model_dir)
     every = built.config.train.checkpoint_every
+    batch_size = batch_size or built.config.train.evaluation_batch_size
     with _results_claimed(model_dir / "eval", built, wait=follow_s is None):
         batches = {
             split: built.pipeline.evaluation_batches(split, batch_size)
@@ -278,7 +279,8 @@ def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
     ids, source = built.split.unlabeled, built.source
     labels = source.labels[ids]
     strangers = np.zeros(len(ids), bool) if source.strangers is None else source.strangers[ids]
-    batches = built.pipeline.evaluation_batches("unlabeled", config_lib.EVALUATION_BATCH_SIZE)
+    batch_size = built.config.train.evaluation_batch_size
+    batches = built.pipeline.evaluation_batches("unlabeled", batch_size)
     reader = tf.train.Checkpoint(model=built.trainer.model)
     rows = []
     found, train_config = (

@@ -713,6 +713,11 @@ class TrainConfig:
         if self.rows_per_pass is not None:
             _count("rows_per_pass", self.rows_per_pass, 1)
 
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Examples that are evaluated at a time, unless something else is asked for."""
+        return min(EVALUATION_BATCH_SIZE, self.rows_per_pass or EVALUATION_BATCH_SIZE)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

@@ -47,6 +47,12 @@ class KeyedDropout:
             return otherwise(inputs, rate, noise_shape=noise_shape)
         seed = self._key + tf.constant([0, self._applied], tf.int64)
         self._applied += 1
-        return tf.nn.experimental.stateless_dropout(
-            inputs, rate, seed, noise_shape=noise_shape, rng_alg="philox"
+        # In half precision the numbers drawn are too coarse to meet the rate.
+        dropped = tf.nn.experimental.stateless_dropout(
+            tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs,
+            rate,
+            seed,
+            noise_shape=noise_shape,
+            rng_alg="philox",
         )
+        return tf.cast(dropped, inputs.dtype)

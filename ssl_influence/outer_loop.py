@@ -90,7 +90,7 @@ def train(
     for message in _short_run_warnings(trainer.config, config.train_steps, expected_moves):
         _log.warning(message)
     evaluator = evaluation.Evaluator(trainer.model)
-    validation = pipeline.evaluation_batches("validation", config_lib.EVALUATION_BATCH_SIZE)
+    validation = pipeline.evaluation_batches("validation", config.evaluation_batch_size)
     validation_counts = _count_labels(validation, trainer.head.units)
     facts = alarms_lib.Facts(
         train_steps=config.train_steps,

@@ -123,6 +123,9 @@ class BilevelTrainer(tf.Module):
         self._head_checked = False
         self._passes_of_step = 0
         self._in_parts = self._make_parts()
+        if self._in_parts is not None:
+            rows = config.train.rows_per_pass
+            self._inference_in_parts = parts.PassesInParts(self._infer, rows, [])
         compiled = tf.function(jit_compile=config.train.jit_compile or None)
         self._theta_step = compiled(self._theta_step_impl)
         self._bilevel_step = compiled(self._bilevel_step_impl)
@@ -328,6 +331,11 @@ class BilevelTrainer(tf.Module):
         if self.config.weights.validation_batch_norm == "batch":
             key = base.step_seed(self.config.train.seed, self.step, _VALIDATION_PASS)
             return self._keeping_statistics(lambda: self._forward(inputs, key))
+        if self._in_parts is not None:
+            return self._inference_in_parts.forward(inputs, tf.zeros([2], tf.int64))
+        return self._infer(inputs)
+
+    def _infer(self, inputs, key=None):
         features, logits = self.model(inputs, training=False)
         return features, logits
 

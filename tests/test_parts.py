@@ -145,7 +145,7 @@ def test_a_table_keeps_sparse_gradients_unless_it_is_decayed():
 
 def test_a_part_begins_when_the_one_before_has_ended():
     trainer = make_trainer(5)
-    graph = trainer.concrete_step("bilevel_step", *batches(0)).graph
+    graph = trainer.concrete_step("theta_step", batches(0)[0]).graph
     calls = [
         operation
         for operation in graph.get_operations()

@@ -244,7 +244,8 @@ class Pipeline:
 
         Args:
           role: "validation", "unlabeled" or "test".
-          batch_size: B; the last batch is filled up with zeros.
+          batch_size: B, but for a role that has fewer examples; the last batch is filled up with
+            zeros.
 
         Returns:
           {"inputs": float32 [B, ...], "label": int32 [B], "example_id": int64 [B] (the row
@@ -254,6 +255,7 @@ class Pipeline:
             raise ValueError(f"role={role!r} is not one of validation, unlabeled, test.")
         is_test = role == "test"
         size = self._test_size if is_test else self._ids[role].shape[0]
+        batch_size = min(batch_size, max(size, 1))
         labels = self._test_labels if is_test else self._labels
 
         def draw(index):

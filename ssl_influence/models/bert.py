@@ -51,6 +51,12 @@ class Sizes:
     def __post_init__(self):
         if self.gelu not in GELUS:
             raise config.ConfigError(f"gelu={self.gelu!r} is not one of {', '.join(GELUS)}.")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "gelu" and not (isinstance(value, int) and value >= 1):
+                raise config.ConfigError(
+                    f"{field.name}={value!r} of the encoder must be a whole number, 1 or more."
+                )
         if self.hidden_size % self.num_heads:
             raise config.ConfigError(
                 f"hidden_size={self.hidden_size} of the encoder is not a multiple of "
