@@ -43,6 +43,8 @@ _QUANTITIES = {
     "float_operations": ("GFLOP", 1e-9),
     "peak_memory_bytes": ("peak, MiB", 2**-20),
     "images_per_s": ("images/s", 1),
+    "tokens_per_s": ("tokens/s", 1),
+    "texts_per_s": ("texts/s", 1),
     "steps": ("steps", 1),
     "mean_s": ("mean, ms", 1e3),
     "wait_share": ("waiting, %", 100),

@@ -169,6 +169,9 @@ def test_influence_suite_measures_a_weight_step_by_its_solver(name):
 
 
 WRONG = {
+    "another model": (["--suite=text", "--model=mlp"], "use model=bert"),
+    "a step that the Model Garden lacks": (["--suite=text", "--pooling=mean"], "pooler"),
+    "texts without weight steps": (["--suite=text", "--weighting=fixed"], "use per_example"),
     "no suite": ([], "--suite"),
     "unknown suite": (["--suite=everything"], "everything"),
     "unknown case": (["--suite=augment", "--case=sound"], "images, training"),
