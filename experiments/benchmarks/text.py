@@ -8,7 +8,7 @@ of the unlabeled ones, once, whatever is done with them.
 
 - supervised: a step on the labeled batch alone; model_garden: the same by the Model Garden, its
   encoder, its BertClassifier and its AdamWeightDecay (global clip of 1, polynomial warm-up), which
-  keep no moving average and no key of dropout; supervised_bfloat16: in mixed precision.
+  keep no moving average and no key of dropout.
 - uda_joint, uda_separate: a step of UDA, with the target view in the joint pass or in a separate
   one. uda_..._bilevel has a weight step in it, and uda_..._run is the mean step of a run that has a
   weight step in every --inner_steps (5): as (N - 1) steps of the one and one of the other. With
@@ -49,7 +49,6 @@ DEFAULTS = {
 
 RATIOS = {
     "supervised_over_model_garden": timing.Ratio("supervised", "model_garden"),
-    "supervised_bfloat16_over_float32": timing.Ratio("supervised_bfloat16", "supervised"),
     "uda_bfloat16_over_float32": timing.Ratio("uda_separate_bfloat16", "uda_separate"),
     "uda_separate_over_joint": timing.Ratio("uda_separate", "uda_joint"),
     **{

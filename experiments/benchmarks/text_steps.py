@@ -38,13 +38,10 @@ def supervised(config: config_lib.Config, repeats: int) -> timing.Rows:
         train=dataclasses.replace(config.train, rows_per_pass=None),
     )
     trainer = make_trainer(config, encoder, spec)
-    half = config.replace(model={"mixed_precision": "bfloat16"})
-    trainer_of_half = make_trainer(half, encoder, spec)
     plain, _ = model_garden_step(config, trainer.model, encoder.sizes, spec)
     calls = {
         "supervised": lambda: steps.wait(trainer.theta_step(batch)),
         "model_garden": lambda: steps.wait(plain(batch)),
-        "supervised_bfloat16": lambda: steps.wait(trainer_of_half.theta_step(batch)),
     }
     rows = timing.interleaved(calls, repeats)
     return _with_tokens(rows, config.data.labeled_batch_size, config)

@@ -76,13 +76,9 @@ def test_rows_of_labeled_examples_are_what_they_are_named_for(config, monkeypatc
     monkeypatch.setattr(text_steps, "model_garden_step", garden)
     monkeypatch.setattr(text_steps, "make_trainer", lambda of, *_: NotedTrainer(of, noted))
     rows = text.measure("supervised", config, 1)
-    assert list(rows) == ["supervised", "model_garden", "supervised_bfloat16"]
-    found = [(step, of.method.name, of.model.mixed_precision) for step, of in noted[-3:]]
-    assert found == [
-        ("theta", "supervised", "none"),
-        ("garden", "supervised", "none"),
-        ("theta", "supervised", "bfloat16"),
-    ]
+    assert list(rows) == ["supervised", "model_garden"]
+    found = [(step, of.method.name) for step, of in noted[-2:]]
+    assert found == [("theta", "supervised"), ("garden", "supervised")]
     for row in rows.values():
         assert row["tokens_per_s"] == pytest.approx(4 * 10 / row["median_s"])
 
@@ -132,7 +128,7 @@ def test_every_ratio_is_of_rows_that_some_case_has():
     assert {case.removeprefix("memory_") for case in text.CASES[2:-1]} < set(text_steps.UDA_ROWS)
     quantities = {"median_s": 2.0, "cpu_s": 2.0, "peak_memory_bytes": 2.0}
     names = {
-        *("supervised", "model_garden", "supervised_bfloat16"),
+        *("supervised", "model_garden"),
         *(*text_steps.UDA_ROWS, "uda_joint_run", "uda_separate_run"),
         *OF_TEXTS,
     }
