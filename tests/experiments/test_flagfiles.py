@@ -9,6 +9,7 @@ import pytest
 from experiments import flags as shared_flags
 from ssl_influence import config as config_lib, metrics
 from ssl_influence.data import sources
+from tests.experiments import text_encoder
 from tests.experiments.processes import ROOT, finish, start, succeeded
 
 FOLDER = ROOT / "experiments/flagfiles"
@@ -246,3 +247,39 @@ def test_fixmatch_trains_from_the_paper_s_flagfile(tmp_path):
 
 def batches(config):
     return config.data.labeled_batch_size, config.data.unlabeled_batch_size
+
+
+def test_imdb_trains_from_the_paper_s_flagfile(tmp_path):
+    pytest.importorskip("tensorflow_text")
+    mocked = ("-m", "tests.experiments.mock_tfds", "60")
+    data = ["--dataset=imdb_reviews.1@20-20", "--min_text_length=0"]
+    paraphrases = tmp_path / "paraphrases.tsv"
+    translation = ["experiments.back_translate", *data, "--forward=cat", "--backward=cat"]
+    succeeded(finish(start(*mocked, *translation, f"--output={paraphrases}")))
+    succeeded(
+        finish(
+            start(
+                *mocked,
+                "experiments.uda_imdb",
+                f"--flagfile={FOLDER / 'paper/uda_imdb_20.flags'}",
+                *data,
+                f"--encoder={text_encoder.write_encoder(tmp_path / 'encoder')}",
+                f"--paraphrases={paraphrases}",
+                "--sequence_length=20",
+                f"--model_dir={tmp_path / 'run'}",
+                "--train_steps=3",
+                "--learning_rate_warmup_steps=1",
+                "--weight_warmup_steps=0",
+                "--inner_steps=1",
+                "--rows_per_pass=25",
+                "--mixed_precision=bfloat16",
+            )
+        )
+    )
+    row = metrics.read_metrics(tmp_path / "run/metrics.jsonl")[-1]
+    assert row["step"] == 3 and np.isfinite(row["validation/error"])
+    weights = np.loadtxt(tmp_path / "run/weights/weights-3.csv", delimiter=",", skiprows=1)
+    # 60 of the training part, the labeled ones among them, and 60 unsupervised ones.
+    assert len(weights) == 60 - 20 + 60
+    updated = weights[:, 2] > 0
+    assert np.any(updated) and np.all(weights[~updated, 1] == 1)
