@@ -144,7 +144,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path):
     with pytest.raises(checkpoints.CheckpointError, match="does not fit"):
         classifier_lib.load(tmp_path, settings(hidden_units=(6,)))
     inputs_lib.write(inputs_lib.InputSpec("text", (), ("a", "b")), tmp_path / "inputs.json")
-    with pytest.raises(config.ConfigError, match="kind 'text'"):
+    with pytest.raises(config.ConfigError, match="is of texts, and not of this run"):
         classifier_lib.load(tmp_path, settings())
 
 

@@ -145,10 +145,10 @@ def test_what_does_not_go_with_texts_or_with_images_is_refused_in_one_line(confi
         "strong_view=tf_idf is for texts": lambda: config_lib.Config().replace(
             data=digits, augment={"strong": "tf_idf"}, model={"name": "mlp"}
         ),
-        "only model=bert takes texts": lambda: config.replace(
+        "which only model=bert takes": lambda: config.replace(
             model={"name": "mlp", "encoder": None}
         ),
-        "model=bert takes texts": lambda: config.replace(data=digits),
+        "and model=bert takes texts": lambda: config.replace(data=digits),
         "method=vat perturbs or mixes": lambda: config.replace(method={"name": "vat"}),
         "method=mixmatch perturbs or mixes": lambda: config.replace(method={"name": "mixmatch"}),
         "model=bert needs a pretrained encoder": lambda: config.replace(model={"encoder": None}),

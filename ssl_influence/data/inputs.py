@@ -91,8 +91,12 @@ def of(
     """
     if (source.kind == "text") != (tokenizer is not None):
         raise config.ConfigError(
-            f"{source.name} holds {source.kind}s, and "
-            + ("model=bert takes texts." if tokenizer else "only model=bert takes texts.")
+            f"{source.name} holds {source.kind}s, "
+            + (
+                "and model=bert takes texts: use model=wide_resnet or mlp."
+                if tokenizer
+                else "which only model=bert takes: experiments.uda_imdb has it."
+            )
         )
     shape, class_names = tuple(source.inputs.shape[1:]), tuple(source.class_names)
     spec = InputSpec(source.kind, shape, class_names, tokenizer=tokenizer)

@@ -63,6 +63,12 @@ def load(
             f"{model_dir} takes inputs of kind {spec.kind!r}, which no model here is of: this "
             "version predicts for images, vectors and texts."
         )
+    takes_texts = settings.model.name == "bert"
+    if not takes_texts == (spec.kind == "text") == (spec.tokenizer is not None):
+        raise config.ConfigError(
+            f"{model_dir / 'inputs.json'} is of {spec.kind}s, and not of this run, whose model is "
+            f"{settings.model.name}: put back the one that the run wrote."
+        )
     path = _checkpoint(model_dir / "checkpoints", step)
     more = {}
     if spec.tokenizer is not None:

@@ -115,8 +115,8 @@ def test_a_picture_that_turns_out_damaged_ends_the_run_with_its_name_or_is_skipp
     assert sum(len(split[role]) for role in splits.ROLES) == 31
 
 
-def test_texts_are_refused_until_a_model_takes_them(tmp_path):
+def test_texts_are_refused_by_a_model_that_does_not_take_them(tmp_path):
     (tmp_path / "reviews.tsv").write_text("text\tlabel\n" + "good\tyes\nbad\tno\n" * 9)
     result = train(tmp_path / "run", f"tsv:{tmp_path / 'reviews.tsv'}.1@4-4")
-    assert_refused(result, "holds texts", "inspect_data")
+    assert_refused(result, "holds texts", "model=bert")
     assert not (tmp_path / "run").exists()
