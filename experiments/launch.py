@@ -69,9 +69,10 @@ def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -
         encoder, tokenizer = found
     with_views = evaluated_in is None
     pipeline, trainer = assemble(config, source, split, encoder, tokenizer, with_views=with_views)
-    digests = {}
-    if pipeline.paraphrases_sha256 is not None:
-        digests["paraphrases_sha256"] = pipeline.paraphrases_sha256
+    paraphrases_sha256 = pipeline.paraphrases_sha256
+    if evaluated_in is not None:
+        paraphrases_sha256 = splits.read(evaluated_in / "split.json").get("paraphrases_sha256")
+    digests = {"paraphrases_sha256": paraphrases_sha256} if paraphrases_sha256 else {}
     return Run(
         config=config,
         source=source,
@@ -375,10 +376,12 @@ def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[N
     """Keeps other evaluations out of eval/, and removes the results of another run.
 
     eval/flags.txt says which run the results are of: the settings that a resumed run has to have,
-    and its split.
+    its split, and the pretrained encoder that it began with.
     """
     record = folder / "flags.txt"
     split = f"# The run that results.jsonl is of, with split {built.manifest['sha256']}"
+    if built.encoder is not None:
+        split += f" and encoder {built.encoder.sha256}"
     settings = shared_flags.to_flagfile(built.config, program="").partition("\n")[2]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -461,7 +464,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
                 )
         shared_flags.check_resumable(flagfile, built.config)
         if built.encoder is not None:
-            _check_encoder(model_dir / "encoder.json", built)
+            _check_encoder(model_dir, built)
         splits.check(splits.read(manifest), built.manifest)
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
@@ -484,13 +487,14 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         yield
 
 
-def _check_encoder(path: pathlib.Path, built: Run) -> None:
-    """Raises ConfigError if a run began with another pretrained encoder."""
-    _, sha256 = bert.read(path)
-    if sha256 != built.encoder.sha256:
+def _check_encoder(model_dir: pathlib.Path, built: Run) -> None:
+    """Raises ConfigError if a run began with another pretrained encoder, or other tokens."""
+    encoder, tokenizer = encoders.of(model_dir)
+    if (encoder.sha256, tokenizer) != (built.encoder.sha256, built.pipeline.spec.tokenizer):
         raise config_lib.ConfigError(
-            f"{path.parent} holds a run that began with another encoder than --encoder="
-            f"{built.config.model.encoder} is now: use that, or another --model_dir."
+            f"{model_dir} holds a run that began with another encoder than --encoder="
+            f"{built.config.model.encoder} is now, or one of the other case: use that, or another "
+            "--model_dir."
         )
 
 

@@ -15,7 +15,7 @@ import tf_keras as keras
 class KeyedDropout:
     """The dropout layers of a model, Dropout and its subclasses, drawing by a key.
 
-    Within `drawing(key)` the n-th application of dropout draws from Philox with the seed key + n,
+    Within `drawing(key)` the n-th application of dropout draws from Philox by the key and n,
     whatever layer it is of: masks are a function of the key and of the order in which the model
     applies its layers. Outside of it layers draw as Keras has it.
 
@@ -36,7 +36,12 @@ class KeyedDropout:
     def drawing(self, key: tf.Tensor) -> Iterator[None]:
         """Within the context masks are drawn by the key, int64 [2]."""
         before = self._key, self._applied
-        self._key, self._applied = key, 0
+        # What is folded into a key is not hashed itself: seeds of keys that are neighbors, as those
+        # of two passes, would overlap.
+        self._key = tf.random.experimental.stateless_fold_in(
+            key, tf.zeros([], key.dtype), alg="philox"
+        )
+        self._applied = 0
         try:
             yield
         finally:

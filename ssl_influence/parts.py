@@ -90,20 +90,34 @@ class PassesInParts:
     def gradients(
         self, recorded: Recorded, output_gradients: Sequence[tuple[tf.Tensor, tf.Tensor]]
     ) -> list[list[Gradient]]:
-        """The gradients by the variables of each part of each pass, to be added up.
+        """The gradient by each variable, as few terms, which are to be added up.
+
+        Dense ones are summed as they come; of sparse ones there is one for each part.
 
         Args:
           recorded: the passes.
           output_gradients: what is differentiated, by the outputs of each pass.
         """
-        found = []
+        dense: list[tf.Tensor | None] = [None] * len(self._variables)
+        sparse: list[list[tf.IndexedSlices]] = [[] for _ in self._variables]
+        before = []
         for parts, gradients in zip(recorded.inputs, output_gradients, strict=True):
             sizes = [tf.nest.flatten(part)[0].shape[0] for part, _ in parts]
             pieces = zip(*(tf.split(gradient, sizes) for gradient in gradients), strict=True)
             for (part, key), (of_features, of_logits) in zip(parts, pieces, strict=True):
-                before = found[-1:]
-                found.append(self._gradient(_after(before, part), key, of_features, of_logits))
-        return found
+                found = self._gradient(_after(before, part), key, of_features, of_logits)
+                for number, gradient in enumerate(found):
+                    if isinstance(gradient, tf.IndexedSlices):
+                        sparse[number].append(gradient)
+                    elif dense[number] is None:
+                        dense[number] = gradient
+                    else:
+                        dense[number] += gradient
+                before = [total for total in dense if total is not None] or found
+        return [
+            [*slices, *([] if total is None else [total])]
+            for slices, total in zip(sparse, dense, strict=True)
+        ]
 
 
 def _after(earlier: Any, inputs: Any) -> Any:

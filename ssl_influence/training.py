@@ -279,9 +279,8 @@ class BilevelTrainer(tf.Module):
         )
         of_model = self._in_parts.gradients(recorded, of_outputs)
         found = {id(v): [] for v in self.trainable}
-        for gradients in of_model:
-            for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True):
-                found[id(variable)].append(gradient)
+        for variable, gradients in zip(self.model.trainable_variables, of_model, strict=True):
+            found[id(variable)] = gradients
         # A zero of the size of a table would make its sparse gradient dense.
         touched = {id(v) for v, _ in self._l2}
         return [

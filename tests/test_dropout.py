@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from ssl_influence import config as config_lib, dropout, training
-from ssl_influence.methods import uda
+from ssl_influence.methods import base, uda
 
 SIZE, LENGTH, DIM, CLASSES = 20, 6, 4, 3
 layers = keras.layers
@@ -220,3 +220,31 @@ def test_validation_is_without_dropout():
     trainer, x = make_trainer(), batches(0)[1]["inputs"]
     for found, expected in zip(trainer._on_validation(x), trainer.model(x), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_no_mask_is_drawn_twice_in_the_passes_and_parts_of_some_steps(monkeypatch):
+    seeds = []
+
+    def note(inputs, rate, seed, **keywords):
+        seeds.append(tuple(seed.numpy()))
+        return inputs
+
+    monkeypatch.setattr(tf.nn.experimental, "stateless_dropout", note)
+    inputs = keras.Input([4])
+    x = inputs
+    for _ in range(3):
+        x = keras.layers.Dropout(0.5)(x)
+    model = keras.Model(inputs, x)
+    keyed = dropout.KeyedDropout(model)
+    for step in range(3):
+        for one_pass in range(1, 4):
+            of_pass = base.step_seed(7, step, -one_pass)
+            for part in (None, 0, 1, 2):
+                of_part = of_pass
+                if part is not None:
+                    of_part = tf.random.experimental.stateless_fold_in(
+                        of_pass, tf.constant(part, tf.int64), alg="philox"
+                    )
+                with keyed.drawing(of_part):
+                    model(tf.ones([2, 4]), training=True)
+    assert len(set(seeds)) == len(seeds) == 3 * 3 * 4 * 3

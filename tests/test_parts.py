@@ -193,10 +193,10 @@ def test_gradients_are_of_the_masks_of_their_own_forward_pass():
     recorded = parts.Recorded()
     features, logits = trainer._in_parts.forward(ids, key, recorded)
     ones = [(tf.zeros_like(features), tf.ones_like(logits))]
-    head = [of_part[3] for of_part in trainer._in_parts.gradients(recorded, ones)]
+    (head,) = trainer._in_parts.gradients(recorded, ones)[3]  # dense: the parts are summed
     # Of sum logits, by the head's kernel: the sum of the features, in every column.
     np.testing.assert_allclose(
-        tf.add_n(head), np.repeat(features.numpy().sum(0)[:, None], CLASSES, 1), atol=1e-6
+        head, np.repeat(features.numpy().sum(0)[:, None], CLASSES, 1), atol=1e-6
     )
     assert np.any((features[:3].numpy() == 0) != (features[3:].numpy() == 0))
     equal = tf.tile(ids[:1], [6, 1])

@@ -77,7 +77,7 @@ class Encoder:
         bias}, layer_{i}/attention/norm/{gamma, beta}, layer_{i}/{intermediate, output}/{kernel,
         bias}, layer_{i}/norm/{gamma, beta}; and perhaps pooler/{kernel, bias}. None: a checkpoint
         of a run has them.
-      sha256: differs where any of these does.
+      sha256: differs where sizes, vocabulary or weights do.
     """
 
     sizes: Sizes

@@ -106,6 +106,7 @@ def built(tmp_path):
     run = types.SimpleNamespace(
         config=config,
         manifest={"sha256": "a"},
+        encoder=None,
         source=types.SimpleNamespace(test_labels=[0]),
         trainer=types.SimpleNamespace(model=model, ema=average),
         pipeline=types.SimpleNamespace(evaluation_batches=lambda split, size: [batch]),

@@ -82,7 +82,12 @@ def runs(arguments, tmp_path_factory):
     assert launch.train(built, whole, "test")
     # Neither the encoder nor paraphrases are read again for that.
     gone = {"model": {"encoder": "/gone"}, "augment": {"strong": "paraphrases", "paraphrases": "/"}}
+    launch.evaluate(built, whole)
+    results = (whole / "eval/results.jsonl").read_bytes()
+    (whole / "eval/result.json").write_text("{}")
     launch.evaluate(launch.build(config.replace(**gone), evaluated_in=whole), whole)
+    assert (whole / "eval/results.jsonl").read_bytes() == results
+    assert (whole / "eval/result.json").exists()  # an evaluation of the same run, not of another
     shutil.copytree(folder / "encoder", folder / "moved")
     moved = config.replace(model={"encoder": str(folder / "moved")})
     assert launch.train(launch.build(moved), stopped, "test")
