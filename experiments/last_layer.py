@@ -66,6 +66,11 @@ def main() -> None:
     model_dir = shared_flags.model_dir()
     shared_flags.require_of_run(model_dir, "flags.txt")
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
+    if config.model.name == "bert":
+        raise config_lib.ConfigError(
+            f"--model_dir={model_dir} is of texts, which this study does not follow: name a run "
+            "on images or vectors."
+        )
     if config.method.name == "supervised":
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} holds a supervised run, which has no example weights: name "

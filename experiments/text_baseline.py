@@ -30,7 +30,7 @@ def main() -> None:
         raise config_lib.ConfigError(
             f"penalties={','.join(flags.FLAGS.penalties)} is not a list of numbers."
         ) from error
-    if not penalties or penalties[0] <= 0:
+    if not penalties or not all(0 < penalty < float("inf") for penalty in penalties):
         raise config_lib.ConfigError("penalties must be numbers above 0.")
     seeds = comparison.parse_seeds(flags.FLAGS.seeds)
     if not seeds:

@@ -755,6 +755,20 @@ class Config:
             f"method={self.method.name} perturbs or mixes inputs, which words cannot be: with "
             "model=bert use uda, fixmatch, pseudo_label, mean_teacher or supervised.",
         )
+        half = self.model.mixed_precision != "none"
+        _require(
+            not half or self.method.name != "vat",
+            f"mixed_precision={self.model.mixed_precision} is too coarse for the step by which "
+            "method=vat seeks its direction: leave it out.",
+        )
+        _require(
+            not half
+            or self.weights.weighting == "fixed"
+            or self.weights.influence_params == "last_layer",
+            f"mixed_precision={self.model.mixed_precision} is too coarse for influence_params="
+            f"{self.weights.influence_params}, which differentiates the network twice: use "
+            "last_layer, or leave it out.",
+        )
         _require(
             self.train.rows_per_pass is None
             or self.weights.influence_params == "last_layer"

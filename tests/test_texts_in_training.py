@@ -150,6 +150,13 @@ def test_what_does_not_go_with_texts_or_with_images_is_refused_in_one_line(confi
         ),
         "and model=bert takes texts": lambda: config.replace(data=digits),
         "method=vat perturbs or mixes": lambda: config.replace(method={"name": "vat"}),
+        "mixed_precision=bfloat16 is too coarse for the step": lambda: config_lib.Config().replace(
+            method={"name": "vat"}, model={"mixed_precision": "bfloat16"}
+        ),
+        "mixed_precision=bfloat16 is too coarse for influence_params=all": lambda: config.replace(
+            weights={"influence_params": "all", "weighting": "per_example"},
+            model={"mixed_precision": "bfloat16"},
+        ),
         "method=mixmatch perturbs or mixes": lambda: config.replace(method={"name": "mixmatch"}),
         "model=bert needs a pretrained encoder": lambda: config.replace(model={"encoder": None}),
         "has no effect with model=wide_resnet": lambda: config.replace(
