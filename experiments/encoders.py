@@ -29,15 +29,9 @@ def load(model_config: config_lib.ModelConfig) -> tuple[bert.Encoder, tokens.Tok
             lower_case,
             model_config.encoder,
         )
-    encoder = bert.Encoder(
-        sizes=bert.Sizes(**found.sizes),
-        vocabulary=tuple(found.vocabulary),
-        lower_case=found.lower_case,
-        weights=found.weights,
-        sha256=found.sha256,
-    )
+    encoder = bert.Encoder(bert.Sizes(**found.sizes), found.weights, found.sha256)
     spec = tokens.TokenizerSpec(
-        vocabulary=encoder.vocabulary,
+        vocabulary=tuple(found.vocabulary),
         lower_case=lower_case,
         sequence_length=model_config.sequence_length,
         keep_end=model_config.keep_end,
@@ -58,4 +52,4 @@ def of(model_dir: pathlib.Path) -> tuple[bert.Encoder, tokens.TokenizerSpec]:
             f"{model_dir / 'inputs.json'} has no vocabulary, and the run is one of texts: put back "
             "the file that the run wrote."
         )
-    return bert.Encoder(sizes, spec.vocabulary, spec.lower_case, None, sha256), spec
+    return bert.Encoder(sizes, None, sha256), spec

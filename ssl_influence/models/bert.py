@@ -70,19 +70,15 @@ class Encoder:
 
     Attributes:
       sizes: of the network.
-      vocabulary: its V tokens, by id.
-      lower_case: it was trained on texts in lower case without accents.
       weights: float32 arrays by name, kernels [in, out]: embeddings/{word, position, type},
         embeddings/norm/{gamma, beta}; layer_{i}/attention/{query, key, value, output}/{kernel,
         bias}, layer_{i}/attention/norm/{gamma, beta}, layer_{i}/{intermediate, output}/{kernel,
         bias}, layer_{i}/norm/{gamma, beta}; and perhaps pooler/{kernel, bias}. None: a checkpoint
         of a run has them.
-      sha256: differs where sizes, vocabulary or weights do.
+      sha256: of sizes, vocabulary and weights as they were read.
     """
 
     sizes: Sizes
-    vocabulary: tuple[str, ...]
-    lower_case: bool
     weights: Mapping[str, np.ndarray] | None
     sha256: str
 
@@ -129,7 +125,7 @@ def build(
             "that the encoder has: use that or less."
         )
     precision = keras.mixed_precision.global_policy().variable_dtype
-    encoder = _new_encoder(sizes, dropout)
+    encoder = new_encoder(sizes, dropout)
     ids = layers.Input((sequence_length,), dtype=tf.int32, name="inputs")
     mask = layers.Lambda(lambda x: tf.cast(x != pad_id, tf.int32), name="mask")(ids)
     outputs = encoder(
@@ -240,7 +236,12 @@ class _Pool(layers.Layer):
         return {**super().get_config(), "pooling": self.pooling}
 
 
-def _new_encoder(sizes: Sizes, dropout: float) -> layers.Layer:
+def new_encoder(sizes: Sizes, dropout: float) -> layers.Layer:
+    """The Model Garden's encoder of these sizes; dropout is a rate.
+
+    Raises:
+      ConfigError: tf-models-official is not installed.
+    """
     try:
         from official.nlp.modeling.networks import bert_encoder
     except ImportError as error:
