@@ -139,6 +139,9 @@ def main(program: str) -> list[Cell]:
 def finished(cell: Cell) -> dict | None:
     """The result of a cell that ended earlier, under the same settings; else None.
 
+    Also None where data have other names now: training then compares what they hold, and ends at
+    once if it is the same.
+
     Raises:
       ConfigError: the directory holds a run with other settings.
     """
@@ -146,6 +149,8 @@ def finished(cell: Cell) -> dict | None:
     if not path.exists() or not flagfile.exists():
         return None
     shared_flags.check_resumable(flagfile, cell.config)
+    if not shared_flags.same_places(flagfile, cell.config):
+        return None
     try:
         shared_flags.check_resumable(path.with_name("flags.txt"), cell.config)
     except config_lib.ConfigError:  # results of a run that was there before

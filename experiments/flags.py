@@ -567,6 +567,18 @@ _FREE_ON_RESUME = {
 }
 
 
+# Flags that say where what is read lies.
+_PLACES = (
+    "dataset",
+    "data_dir",
+    "unlabeled_data",
+    "validation_data",
+    "test_data",
+    "paraphrases",
+    "encoder",
+)
+
+
 def define(defaults: Mapping[str, Any] | None = None, flag_values=flags.FLAGS) -> None:
     """Defines the shared flags.
 
@@ -696,6 +708,15 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
             f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
             "another --model_dir."
         )
+
+
+def same_places(path: pathlib.Path, config: config_lib.Config) -> bool:
+    """Whether a flags.txt names data, encoder and paraphrases where `config` does.
+
+    Elsewhere they may be others, as their digests tell once they are read.
+    """
+    old = read_flagfile(path)
+    return all(value(old, name) == value(config, name) for name in _PLACES)
 
 
 def _has_schedule(method: config_lib.MethodConfig) -> bool:

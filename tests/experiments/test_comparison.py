@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments import comparison, flags as shared_flags
+from ssl_influence import config as config_lib
 from ssl_influence.reporting import tables
 from tests.experiments.processes import ROOT, TINY, assert_refused, run, succeeded
 
@@ -149,3 +151,19 @@ def test_the_study_table_gives_means_and_paired_intervals():
     assert "strangers" not in header and "raw less" not in tables.comparison(
         {"fixed": results["fixed"]}
     )
+
+
+def test_a_cell_whose_data_are_named_anew_is_not_taken_for_finished(tmp_path):
+    config = config_lib.Config()
+    (tmp_path / "eval").mkdir()
+    for path in (tmp_path / "flags.txt", tmp_path / "eval/flags.txt"):
+        path.write_text(shared_flags.to_flagfile(config, "x"))
+    result = {"step": config.train.train_steps}
+    (tmp_path / "eval/result.json").write_text(json.dumps(result))
+
+    def finished(**data):
+        cell = comparison.Cell("fixed", 1, config.replace(data=data), tmp_path)
+        return comparison.finished(cell)
+
+    assert finished() == result
+    assert finished(data_dir="/moved") is None
