@@ -299,6 +299,15 @@ QUERY = "encoder.layer.1.attention.self.query"
         (write("vocab.txt", b"\xff\n"), "is no UTF-8 text"),
         (lower_case_of_cased, "1 tokens of"),
         (write("tokenizer_config.json", '{"do_lower_case": 1}'), "do_lower_case is 1; true or"),
+        (write("tokenizer_config.json", '{"strip_accents": false}'), "strip_accents is False and"),
+        (
+            write("tokenizer_config.json", '{"tokenize_chinese_chars": false}'),
+            "chinese_chars is fa",
+        ),
+        (
+            write("tokenizer_config.json", '{"tokenizer_class": "BertJapaneseTokenizer"}'),
+            "tokenizer_class is 'BertJapaneseTokenizer'; only BertTokenizer",
+        ),
         (only_tokenizer(tokenizer(model={"type": "BPE"})), "of type 'BPE'; WordPiece"),
         (only_tokenizer('{"model": {"type": "WordPiece", "vocab": {}}}'), "take vocab.txt"),
         (

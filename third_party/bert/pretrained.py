@@ -17,7 +17,7 @@ import json
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,7 @@ def read(place: str) -> Pretrained:
             f"{sizes['vocab_size']} (vocab_size): take the vocabulary it was trained with."
         )
     lower_case = _lower_case(folder, vocabulary, vocabulary_path)
+    _check_tokenizer(folder, lower_case)
     _refuse_pointer(weights_path)
     if weights_path.suffix == ".safetensors":
         stored = _open_safetensors(weights_path)
@@ -320,20 +321,49 @@ def _lower_case(
 
 
 def _said_lower_case(folder: pathlib.Path) -> tuple[pathlib.Path, bool] | None:
-    for name, key in (("tokenizer_config.json", "do_lower_case"), ("tokenizer.json", "lowercase")):
-        path = folder / name
-        if not path.is_file():
-            continue
-        content = _read_json(path)
-        if name == "tokenizer.json":
-            normalizer = content.get("normalizer")
-            content = normalizer if isinstance(normalizer, dict) else {}
-        said = content.get(key)
+    for path, settings in _tokenizer_settings(folder):
+        key = "do_lower_case" if path.name == "tokenizer_config.json" else "lowercase"
+        said = settings.get(key)
         if isinstance(said, bool):
             return path, said
         if said is not None:
             raise PretrainedError(f"{path}: {key} is {said!r}; true or false is expected.")
     return None
+
+
+def _check_tokenizer(folder: pathlib.Path, lower_case: bool) -> None:
+    """Refuses the configuration of another tokenizer than Google's for BERT."""
+    for path, settings in _tokenizer_settings(folder):
+        tokenizer = settings.get("tokenizer_class", "BertTokenizer")
+        if tokenizer not in ("BertTokenizer", "BertTokenizerFast"):
+            raise PretrainedError(
+                f"{path}: tokenizer_class is {tokenizer!r}; only BertTokenizer is read, as others "
+                "give other tokens."
+            )
+        # Unsaid, accents go where texts are lower-cased.
+        strips = settings.get("strip_accents")
+        if strips is not None and strips != lower_case:
+            raise PretrainedError(
+                f"{path}: strip_accents is {strips!r} and lower-casing {lower_case!r}; only a "
+                "tokenizer that does both or neither is read."
+            )
+        for key in ("tokenize_chinese_chars", "handle_chinese_chars"):
+            if settings.get(key, True) is False:
+                raise PretrainedError(
+                    f"{path}: {key} is false; only a tokenizer that parts Chinese characters is "
+                    "read."
+                )
+
+
+def _tokenizer_settings(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+    """(The file, what it says of the normalization of texts) of each file that is there."""
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        yield path, _read_json(path)
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        normalizer = _read_json(path).get("normalizer")
+        yield path, normalizer if isinstance(normalizer, dict) else {}
 
 
 def _is_special(token: str) -> bool:
