@@ -41,7 +41,10 @@ _TOP = flags.DEFINE_integer(
     lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", config_lib.EVALUATION_BATCH_SIZE, "Inputs a batch.", lower_bound=1
+    "batch_size",
+    None,
+    "Inputs a batch (default: 500, or the run's --rows_per_pass if that is less).",
+    lower_bound=1,
 )
 _RESIZE = flags.DEFINE_boolean(
     "resize",
@@ -78,7 +81,8 @@ def main() -> None:
                 f"{classifier.spec.kind}s: name files of them as --inputs."
             )
         parts.append(reading.texts(_TEXT.value))
-    batches = reading.batches(parts, _BATCH_SIZE.value, _ON_BAD_EXAMPLE.value)
+    batch_size = _BATCH_SIZE.value or config.train.evaluation_batch_size
+    batches = reading.batches(parts, batch_size, _ON_BAD_EXAMPLE.value)
     table = predictions.table(classifier, batches, _FORMAT.value, _TOP.value)
     if output is None:
         _print(table)

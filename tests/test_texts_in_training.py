@@ -145,6 +145,13 @@ def test_what_does_not_go_with_texts_or_with_images_is_refused_in_one_line(confi
         "strong_view=tf_idf is for texts": lambda: config_lib.Config().replace(
             data=digits, augment={"strong": "tf_idf"}, model={"name": "mlp"}
         ),
+        "strong_view=tf_idf is for texts, and two_moons holds vectors: leave": lambda: (
+            config_lib.Config().replace(
+                data={"dataset": "two_moons.1@10-30"},
+                augment={"strong": "tf_idf"},
+                model={"name": "mlp"},
+            )
+        ),
         "which only model=bert takes": lambda: config.replace(
             model={"name": "mlp", "encoder": None}
         ),

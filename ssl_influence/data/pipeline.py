@@ -393,10 +393,10 @@ def _check_kind_of_views(strong: str, source: examples.Source) -> None:
             f"strong_view={strong} is for images, and {source.name} holds texts: use "
             f"{' or '.join(config.TEXT_VIEWS)}."
         )
-    if source.kind == "image" and of_texts:
+    if source.kind != "text" and of_texts:
         raise config.ConfigError(
-            f"strong_view={strong} is for texts, and {source.name} holds images: use "
-            f"{' or '.join(config.STRONG_VIEWS)}."
+            f"strong_view={strong} is for texts, and {source.name} holds {source.kind}s: "
+            + (f"use {' or '.join(config.STRONG_VIEWS)}." if source.is_image else "leave it out.")
         )
 
 
@@ -418,6 +418,7 @@ def _strong_texts(
         pick = functools.partial(paraphrases_lib.pick, texts, starts)
         return lambda texts, ids, seed: tokenizer.encode(pick(ids, seed)), digest
     unlabeled = source.inputs[split.unlabeled]
+    _log.info("Counting the words of %d unlabeled texts for tf_idf.", len(unlabeled))
     corpus = (tokenizer.words(tf.constant(part, tf.string)) for part in rows.in_turn(unlabeled))
     statistics = text_lib.TfIdf.of(corpus)
     probability = augment_config.tf_idf_probability

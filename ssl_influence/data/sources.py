@@ -97,7 +97,7 @@ def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> 
 
     Raises:
       ConfigError: the source is not known, its data could not be had, or they are no texts and
-        min_text_length is set.
+        min_text_length is set, or have no unlabeled part.
     """
     settings = settings or config.DataConfig()
     collection = _read(name, settings)
@@ -109,6 +109,11 @@ def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> 
     if settings.min_text_length:
         least = settings.min_text_length
         collection = _without_short_texts(collection, (examples.UNLABELED,), least)
+        if examples.UNLABELED not in {*collection.parts, *others}:
+            raise config.ConfigError(
+                f"min_text_length={least} is for the unlabeled part, and {collection.name} has "
+                "none: leave it out, or name one by a column `part` or by unlabeled_data."
+            )
         if examples.UNLABELED in others:  # whose training part is joined as unlabeled, too
             others[examples.UNLABELED] = _without_short_texts(
                 others[examples.UNLABELED], (examples.UNLABELED, examples.TRAIN), least

@@ -135,7 +135,7 @@ def build(
         pooled = outputs["pooled_output"]
     else:
         encoder.pooler_layer.trainable = False
-        pooled = _Pool(pooling, name="pool")(outputs["sequence_output"], mask)
+        pooled = _Pool(pooling, dtype=precision, name="pool")(outputs["sequence_output"], mask)
     pooled = layers.Dropout(dropout, name="feature_dropout")(pooled)
     features = layers.Activation("linear", dtype=precision, name="features")(pooled)
     stream = seeds.initializer_seeds(seed)

@@ -96,7 +96,10 @@ def test_short_texts_are_left_out_of_the_unlabeled_ones_before_there_are_ids(tmp
     assert _load(f"{own}.1@2-1", min_text_length=3).inputs.tolist()[2:5] == ["abc", "abcde", "äöü"]
 
 
-def test_a_least_length_of_images_is_refused():
+def test_a_least_length_without_texts_or_an_unlabeled_part_is_refused(tmp_path):
+    (tmp_path / "plain.tsv").write_text("text\tlabel\ngood\t1\nbad\t\n")
+    with pytest.raises(config.ConfigError, match="min_text_length=5 is for the unlabeled part"):
+        _load(f"tsv:{tmp_path}/plain.tsv.1@1-1", min_text_length=5)
     with pytest.raises(config.ConfigError, match="min_text_length=5 is for texts, and digits"):
         _load("digits", min_text_length=5)
 
