@@ -33,6 +33,7 @@ _CHOICES = {
     "schedule": config_lib.SCHEDULES,
     "decayed_variables": config_lib.DECAYED_VARIABLES,
     "ema_variables": config_lib.EMA_VARIABLES,
+    "strategy": config_lib.STRATEGIES,
     "model": config_lib.MODELS,
     "pooling": config_lib.POOLINGS,
     "keep_end": config_lib.KEPT_ENDS,
@@ -534,7 +535,7 @@ _TABLE = (
     ("checkpoint_every", "train", "checkpoint_every", "Steps between checkpoints."),
     ("keep_checkpoints", "train", "keep_checkpoints", "How many of the newest checkpoints stay."),
     ("tensorboard", "train", "tensorboard", "Write TensorBoard event files beside metrics.jsonl."),
-    ("jit_compile", "train", "jit_compile", "Compile the steps with XLA."),
+    ("jit_compile", "train", "jit_compile", "Compile the steps with XLA (default: on GPUs)."),
     (
         "rows_per_pass",
         "train",
@@ -547,6 +548,37 @@ _TABLE = (
         "model",
         "mixed_precision",
         "bfloat16 computes in half precision, with variables and influence in float32.",
+    ),
+    (
+        "sync_bn",
+        "model",
+        "sync_bn",
+        "BatchNorm normalizes by the batch of all replicas, not each by its own part.",
+    ),
+    (
+        "strategy",
+        "distribution",
+        "strategy",
+        "Devices that train together: all GPUs of this machine (mirrored), those of all machines "
+        "in TF_CONFIG (multi_worker), a tpu, or one_device; auto takes what there is.",
+    ),
+    (
+        "tpu",
+        "distribution",
+        "tpu",
+        "Name or address of a Cloud TPU; local for that of this machine.",
+    ),
+    (
+        "virtual_cpus",
+        "distribution",
+        "virtual_cpus",
+        "Take the CPU as so many devices, to try mirrored replicas out.",
+    ),
+    (
+        "worker_timeout_s",
+        "distribution",
+        "worker_timeout_s",
+        "Seconds after which a worker of multi_worker that the others wait for is given up.",
     ),
 )
 
@@ -564,6 +596,10 @@ _FREE_ON_RESUME = {
     ("train", "checkpoint_every"),
     ("train", "keep_checkpoints"),
     ("train", "tensorboard"),
+    ("distribution", "strategy"),
+    ("distribution", "tpu"),
+    ("distribution", "virtual_cpus"),
+    ("distribution", "worker_timeout_s"),
 }
 
 

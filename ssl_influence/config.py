@@ -113,6 +113,7 @@ NORMALIZATIONS = ("scale", "standardize")
 DECAYED_VARIABLES = ("kernels", "no_norm_no_bias", "all")
 TARGET_FORWARDS = FORWARD_PASSES = ("joint", "separate")
 EVALUATION_BATCH_SIZE = 500
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 EMA_VARIABLES = ("trainable", "all")
 VALIDATION_BATCH_NORMS = ("inference", "batch")
 
@@ -370,6 +371,7 @@ class ModelConfig:
         classes (the paper's appendix).
       mixed_precision: "bfloat16" computes in half precision, with variables, features, logits,
         losses and influence in float32; "none" computes in float32.
+      sync_bn: BatchNorm normalizes by the batch of all replicas; else each by its own part.
     """
 
     name: str = "wide_resnet"
@@ -378,6 +380,7 @@ class ModelConfig:
     filters: int = 16
     hidden_units: tuple[int, ...] = (100, 100)
     batch_norm_momentum: float = 0.999
+    sync_bn: bool = False
     head: str = "softmax"
     mixed_precision: str = "none"
     encoder: str | None = None
@@ -391,6 +394,11 @@ class ModelConfig:
         _one_of("model", self.name, MODELS)
         _one_of("head", self.head, HEADS)
         _one_of("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
+        _require(
+            not self.sync_bn or self.name == "wide_resnet",
+            f"sync_bn=True has no effect with model={self.name}, which has no BatchNorm: leave it "
+            "out.",
+        )
         if self.name == "wide_resnet":
             _require(
                 self.depth >= 10 and (self.depth - 4) % 6 == 0,
@@ -691,6 +699,7 @@ class TrainConfig:
 
     Attributes:
       tensorboard: write event files beside metrics.jsonl.
+      jit_compile: compile the steps with XLA; None: on GPUs. TPUs do in any case.
       rows_per_pass: the most rows that go through the network at once; more are taken in turn and
         their gradients added up, which costs a forward pass and saves memory. None: all at once.
     """
@@ -702,7 +711,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 50
     tensorboard: bool = True
-    jit_compile: bool = False
+    jit_compile: bool | None = None
     rows_per_pass: int | None = None
 
     def __post_init__(self):
@@ -720,6 +729,39 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistributionConfig:
+    """The devices that train a model together. A run means the same on any of them.
+
+    Attributes:
+      strategy: "one_device"; "mirrored", all GPUs of this machine, or its virtual CPUs;
+        "multi_worker", those of all machines that the environment's TF_CONFIG names; "tpu"; or
+        "auto", the first of tpu, multi_worker, mirrored and one_device that there is.
+      tpu: name or address of a Cloud TPU, "local" for those of this machine.
+      virtual_cpus: as how many devices the CPU is taken, to try replicas out without others.
+      worker_timeout_s: seconds after which a worker that the others wait for is given up.
+    """
+
+    strategy: str = "auto"
+    tpu: str | None = None
+    virtual_cpus: int | None = None
+    worker_timeout_s: int = 60
+
+    def __post_init__(self):
+        _one_of("strategy", self.strategy, STRATEGIES)
+        _require(
+            self.tpu is None or self.strategy in ("auto", "tpu"),
+            f"tpu={self.tpu} has no effect with strategy={self.strategy}: use strategy=tpu.",
+        )
+        if self.virtual_cpus is not None:
+            _count("virtual_cpus", self.virtual_cpus, 1)
+            _require(
+                self.strategy != "tpu",
+                f"virtual_cpus={self.virtual_cpus} has no effect with strategy=tpu: leave it out.",
+            )
+        _count("worker_timeout_s", self.worker_timeout_s, 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything that determines a run."""
 
@@ -730,6 +772,7 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     weights: WeightConfig = WeightConfig()
     train: TrainConfig = TrainConfig()
+    distribution: DistributionConfig = DistributionConfig()
 
     def __post_init__(self):
         _require(

@@ -1,5 +1,7 @@
 """Lambda: one weight per unlabeled example, addressed by the example's id (section 3)."""
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
@@ -7,13 +9,38 @@ import tf_keras as keras
 from ssl_influence import config, optimizers
 
 
+class Rows(NamedTuple):
+    """What the table holds for the examples of a batch: a small table, made of tensors alone.
+
+    Attributes:
+      ids: int64 [B], ascending; of an example that the batch holds more than once, the first row
+        counts. In "single" there is one row, [1], for every id.
+      values: the weights, and where they are to move the optimizer's slots, [B] each.
+      updates: how often each weight has moved since it was read, int64 [B].
+      skipped: gradient rows that were left out since then, int64 scalar.
+      learning_rate: of the optimizer, or none.
+      iterations: of the optimizer, or none.
+    """
+
+    ids: tf.Tensor
+    values: tuple[tf.Tensor, ...]
+    updates: tf.Tensor
+    skipped: tf.Tensor
+    learning_rate: tf.Tensor | None = None
+    iterations: tf.Tensor | None = None
+
+
 class ExampleWeights(tf.Module):
     """The example weights, the optimizer that moves them, and what is known of their updates.
 
     All of it is trackable: `tf.train.Checkpoint(weights=example_weights)` saves and restores the
-    weights, the optimizer's slots, `skipped` and `updates` bit for bit. With several replicas,
-    create and update it outside `strategy.scope()` and `strategy.run`, from ids and gradients that
-    are gathered over the replicas.
+    weights, the optimizer's slots, `skipped` and `updates` bit for bit.
+
+    `lookup` and `update` work on the table. Where several replicas share it, or a step is compiled,
+    the rows of a batch travel instead: `read` takes them out, `weight_of` and `moved` are functions
+    of tensors, the same wherever they are computed, and `write` puts them back once. Create the
+    table outside of `strategy.scope()`, and call `read`, `write` and `update` outside of
+    `strategy.run`.
 
     Args:
       size: number of examples; ids are 0..size-1.
@@ -24,9 +51,10 @@ class ExampleWeights(tf.Module):
         no `optimizers.RowOptimizer` costs O(size), and may move and project examples that are not
         in the batch, as Adam does (the paper's ablation).
       minimum, maximum: the range to which an update is projected; None is no bound.
+      dtype: of lambda, float32 or float64.
 
     Attributes:
-      variable: lambda, float32 [size], or [1] in "single".
+      variable: lambda, [size], or [1] in "single".
       updates: int64, of the variable's shape: gradients other than zero that were applied to it. A
         move without one, by what Adam remembers, is not counted.
       skipped: int64 scalar, gradient rows left out for being non-finite.
@@ -43,6 +71,7 @@ class ExampleWeights(tf.Module):
         optimizer: keras.optimizers.Optimizer | None = None,
         minimum: float | None = 0.0,
         maximum: float | None = None,
+        dtype: tf.DType = tf.float32,
     ):
         super().__init__(name="example_weights")
         if size < 1:
@@ -53,7 +82,7 @@ class ExampleWeights(tf.Module):
         self.mode = mode
         self.minimum = -np.inf if minimum is None else minimum
         self.maximum = np.inf if maximum is None else maximum
-        start = _initial_values(initial, 1 if mode == "single" else size)
+        start = _initial_values(initial, 1 if mode == "single" else size, dtype)
         if not (start.min() >= self.minimum and start.max() <= self.maximum):
             raise config.ConfigError(
                 f"initial weights span [{start.min()}, {start.max()}], outside "
@@ -102,7 +131,7 @@ class ExampleWeights(tf.Module):
                 "weighting=single has one weight for all, so it cannot start from one each."
             )
         self.check_ids(ids)
-        weights = np.asarray(weights, np.float32)
+        weights = np.asarray(weights, self.variable.dtype.as_numpy_dtype)
         if not np.all(np.isfinite(weights)):
             raise config.ConfigError(
                 f"the weight of example {np.asarray(ids)[~np.isfinite(weights)][0]} is not finite."
@@ -112,12 +141,17 @@ class ExampleWeights(tf.Module):
         self.variable.assign(start)
 
     def lookup(self, ids: tf.Tensor) -> tf.Tensor:
-        """Lambda of each id, integer [R] -> float32 [R]. Raises as `check_ids` says."""
+        """Lambda of each id, integer [R] -> [R]. Raises as `check_ids` says."""
+        ids = self.checked(ids)
+        if self.mode == "single":
+            return tf.broadcast_to(self.variable, tf.shape(ids))
+        return tf.gather(self.variable, ids)
+
+    def checked(self, ids: tf.Tensor) -> tf.Tensor:
+        """The ids as they are. Raises as `check_ids` says."""
         ids = tf.convert_to_tensor(ids)
         with tf.control_dependencies(self._assertions(ids)):
-            if self.mode == "single":
-                return tf.broadcast_to(self.variable, tf.shape(ids))
-            return tf.gather(self.variable, ids)
+            return tf.identity(ids)
 
     def update(self, ids: tf.Tensor, gradients: tf.Tensor) -> None:
         """Moves lambda against its gradient, then projects the rows that moved.
@@ -136,67 +170,161 @@ class ExampleWeights(tf.Module):
             Nothing has moved then.
           RuntimeError: called where several replicas would each apply the update.
         """
+        self._check_outside("update")
+        if self.mode == "fixed":
+            self.checked(ids)
+        elif self.moves_rows:
+            self.write(self.moved(self.read(ids, to_move=True), ids, gradients))
+        else:
+            self._update_all(self.checked(ids), gradients)
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether the optimizer moves the rows of a batch alone, if it moves any."""
+        return self.mode == "fixed" or isinstance(self.optimizer, optimizers.RowOptimizer)
+
+    def read(self, ids: tf.Tensor, *, to_move: bool = False) -> Rows:
+        """The rows of the examples named by ids, integer [B].
+
+        Args:
+          ids: may repeat, in any order.
+          to_move: with all that `moved` needs.
+
+        Raises:
+          IndexError (eager) or tf.errors.InvalidArgumentError (graph): see `check_ids`.
+        """
+        ids = tf.sort(tf.cast(self.checked(ids), tf.int64))
+        if self.mode == "single":
+            with tf.control_dependencies([ids]):
+                ids = tf.zeros([1], tf.int64)
+        none = Rows(ids, (), tf.zeros_like(ids), tf.zeros([], tf.int64))
+        if not self.moves_rows:
+            return none
+        if not to_move or self.mode == "fixed":
+            return none._replace(values=(tf.gather(self.variable, ids),))
+        return none._replace(
+            values=tuple(tf.gather(held, ids) for held in self.optimizer.targets(self.variable)),
+            learning_rate=self.optimizer.current_learning_rate(),
+            iterations=tf.identity(self.optimizer.iterations),
+        )
+
+    def weight_of(self, rows: Rows, ids: tf.Tensor) -> tf.Tensor:
+        """Lambda of each id, integer [R], all of them among those that were read -> [R].
+
+        Raises:
+          tf.errors.InvalidArgumentError: an id is not among them (compiled code takes another).
+        """
+        if not self.moves_rows:
+            return self.lookup(ids)
+        return tf.gather(rows.values[0], self._place(rows, ids))
+
+    def moved(self, rows: Rows, ids: tf.Tensor, gradients: tf.Tensor) -> Rows:
+        """The rows after the step that `update` makes; the table stays as it is.
+
+        Under an optimizer that is no `optimizers.RowOptimizer` the step is made in the table.
+
+        Args:
+          rows: what `read` gave with `to_move`.
+          ids: integer [R], all of them among those that were read.
+          gradients: dL_V/dlambda [R].
+
+        Raises:
+          tf.errors.InvalidArgumentError: as `weight_of`.
+        """
+        if self.mode == "fixed":
+            return rows
+        if not self.moves_rows:
+            self.update(ids, gradients)
+            return rows
+        old = rows.values[0]
+        place, totals, first, left_out = self._totals(self._place(rows, ids), gradients)
+        gradient = tf.math.unsorted_segment_sum(
+            tf.where(first, totals, tf.zeros_like(totals)), place, tf.size(old)
+        )
+        gradient = tf.reshape(gradient, tf.shape(old))
+        new, *slots = self.optimizer.updated(
+            rows.values, gradient, rows.learning_rate, rows.iterations
+        )
+        moving = tf.not_equal(gradient, 0)
+        return rows._replace(
+            values=(tf.where(moving, self._projected(new, old), old), *slots),
+            updates=rows.updates + tf.cast(moving, tf.int64),
+            skipped=rows.skipped + left_out,
+        )
+
+    def write(self, rows: Rows) -> None:
+        """Puts rows that `moved` gave back into the table, which may not have moved meanwhile."""
+        self._check_outside("write")
+        if rows.iterations is None:
+            return
+        first = tf.searchsorted(rows.ids, rows.ids)
+        for held, values in zip(self.optimizer.targets(self.variable), rows.values, strict=True):
+            held.scatter_update(tf.IndexedSlices(tf.gather(values, first), rows.ids))
+        # Rows after the first of an example were moved by nothing.
+        self.updates.scatter_add(tf.IndexedSlices(rows.updates, rows.ids))
+        self.skipped.assign_add(rows.skipped)
+        self.optimizer.iterations.assign(rows.iterations + 1)
+
+    def _place(self, rows, ids):
+        """Where each id is among the rows; the first place where it is there more than once."""
+        ids = tf.cast(ids, tf.int64)
+        if self.mode == "single":
+            return tf.zeros_like(ids)
+        place = tf.minimum(tf.searchsorted(rows.ids, ids), tf.maximum(tf.size(rows.ids) - 1, 0))
+        if tf.executing_eagerly() and not rows.ids.shape[0]:
+            return place
+        found = tf.equal(tf.gather(rows.ids, place), ids)
+        message = ["An example id is not one of the batch: a method gives those it was given."]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(found), message)]):
+            return tf.identity(place)
+
+    def _check_outside(self, name):
         if tf.distribute.has_strategy() and (
             tf.distribute.in_cross_replica_context()
             or tf.distribute.get_strategy().num_replicas_in_sync > 1
         ):
             raise RuntimeError(
-                "ExampleWeights.update was called inside strategy.scope() or strategy.run(): "
+                f"ExampleWeights.{name} was called inside strategy.scope() or strategy.run(): "
                 "gather the ids and gradients over the replicas and call it once, outside both."
             )
-        ids = tf.convert_to_tensor(ids)
-        with tf.control_dependencies(self._assertions(ids)):
-            if self.mode != "fixed":
-                self._update(ids, gradients)
 
-    def _update(self, ids, gradients):
+    def _totals(self, ids, gradients):
+        """`optimizers.sum_duplicates` of the usable gradients, and how many rows were left out."""
         gradients = tf.cast(gradients, self.variable.dtype)
-        if self.mode == "single":
-            ids = tf.zeros_like(ids)
         usable = tf.math.is_finite(gradients * gradients)
-        self.skipped.assign_add(_count(~usable))
         gradients = tf.where(usable, gradients, tf.zeros_like(gradients))
         ids, totals, first = optimizers.sum_duplicates(ids, gradients)
         overflowed = ~tf.math.is_finite(totals * totals)
-        self.skipped.assign_add(_count(overflowed & first))
         totals = tf.where(overflowed, tf.zeros_like(totals), totals)
-        moving = first & tf.not_equal(totals, 0)
-        if isinstance(self.optimizer, optimizers.RowOptimizer):
-            self._update_rows(ids, totals, first)
-        else:
-            self._update_all(ids, totals, first)
-        self.updates.scatter_add(tf.IndexedSlices(tf.cast(moving, tf.int64), ids))
+        return ids, totals, first, _count(~usable) + _count(overflowed & first)
 
-    def _update_rows(self, ids, totals, first):
-        """Reads and writes the named rows alone."""
-        old = tf.gather(self.variable, ids)
-        gradient = tf.where(first, totals, tf.zeros_like(totals))
-        self._apply(tf.IndexedSlices(gradient, ids))
-        new = self._projected(tf.gather(self.variable, ids), old)
-        new = tf.where(tf.not_equal(totals, 0), new, old)
-        self.variable.scatter_update(tf.IndexedSlices(new, ids))
-
-    def _update_all(self, ids, totals, first):
+    def _update_all(self, ids, gradients):
         """Another optimizer may move any row: the gradient is dense, and every row projected."""
+        if self.mode == "single":
+            ids = tf.zeros_like(ids)
+        ids, totals, first, left_out = self._totals(ids, gradients)
+        self.skipped.assign_add(left_out)
+        moving = first & tf.not_equal(totals, 0)
 
         def move():
             old = tf.identity(self.variable)
             gradient = tf.where(first, totals, tf.zeros_like(totals))
-            self._apply(tf.math.unsorted_segment_sum(gradient, ids, old.shape[0]))
+            gradient = tf.math.unsorted_segment_sum(gradient, ids, old.shape[0])
+            self.optimizer.apply_gradients(
+                [(gradient, self.variable)], skip_gradients_aggregation=True
+            )
             self.variable.assign(self._projected(tf.identity(self.variable), old))
             return True
 
-        tf.cond(tf.reduce_any(tf.not_equal(totals, 0)), move, lambda: False)
-
-    def _apply(self, gradient):
-        self.optimizer.apply_gradients([(gradient, self.variable)], skip_gradients_aggregation=True)
+        tf.cond(tf.reduce_any(moving), move, lambda: False)
+        self.updates.scatter_add(tf.IndexedSlices(tf.cast(moving, tf.int64), ids))
 
     def _projected(self, new, old):
         new = tf.where(tf.math.is_finite(new), new, old)
         return tf.clip_by_value(new, self.minimum, self.maximum)
 
     def values(self) -> np.ndarray:
-        """Lambda of every example, float32 [size]."""
+        """Lambda of every example, [size]."""
         return np.broadcast_to(self.variable.numpy(), [self.size])
 
     def update_counts(self) -> np.ndarray:
@@ -215,8 +343,8 @@ class ExampleWeights(tf.Module):
         return [tf.debugging.Assert(~tf.reduce_any(outside), message)]
 
 
-def _initial_values(initial, rows: int) -> np.ndarray:
-    start = np.asarray(initial, np.float32)
+def _initial_values(initial, rows: int, dtype: tf.DType) -> np.ndarray:
+    start = np.asarray(initial, dtype.as_numpy_dtype)
     if start.shape not in ((), (rows,)):
         raise config.ConfigError(
             f"initial weights of shape {start.shape} do not fit: use a number or shape ({rows},)."

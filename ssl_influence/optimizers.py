@@ -9,6 +9,7 @@ the number of examples.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -126,9 +127,48 @@ def sum_duplicates(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
 class RowOptimizer(keras.optimizers.Optimizer):
     """An optimizer whose sparse update reads and writes the named rows alone.
 
-    `update_step` has to sum the rows that share an index, and to leave a row whose gradient is zero
-    as it is.
+    What it does to a row is `updated`, which has no state: so rows can be moved as tensors, on one
+    device or the same on many, and be written back later.
     """
+
+    def targets(self, variable: tf.Variable) -> list[tf.Variable]:
+        """A variable that this optimizer was built on, and the slots it has beside it."""
+        return [variable]
+
+    def updated(
+        self,
+        old: Sequence[tf.Tensor],
+        gradient: tf.Tensor,
+        learning_rate: tf.Tensor,
+        iterations: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """The rows after a step; where the gradient is 0, they have to be the old, bit for bit.
+
+        Args:
+          old: rows of the variable and of its slots, as `targets` orders them, [R, ...] each.
+          gradient: [R, ...].
+          learning_rate: scalar.
+          iterations: steps taken so far, int64 scalar.
+        """
+        raise NotImplementedError
+
+    def update_step(self, gradient, variable):
+        """Moves the coordinates, or the rows, that `gradient` names."""
+        targets, scalars = self.targets(variable), (self.learning_rate, self.iterations)
+        if isinstance(gradient, tf.IndexedSlices):
+            ids, g, _ = sum_duplicates(gradient.indices, gradient.values)
+            new = self.updated([tf.gather(target, ids) for target in targets], g, *scalars)
+            for target, value in zip(targets, new, strict=True):
+                target.scatter_update(tf.IndexedSlices(value, ids))
+        else:
+            old = [tf.convert_to_tensor(target) for target in targets]
+            for target, value in zip(targets, self.updated(old, gradient, *scalars), strict=True):
+                target.assign(value)
+
+    def current_learning_rate(self) -> tf.Tensor:
+        """The learning rate of the next step, a scalar, by the schedule where there is one."""
+        self._compute_current_learning_rate()
+        return tf.identity(self.learning_rate)
 
     def _deduplicate_sparse_grad(self, grads):
         # Keras sums duplicates with tf.unique, in the order of the rows and with dynamic shapes.
@@ -198,34 +238,26 @@ class MAdam(RowOptimizer):
         """The slot "m", "v" or "t" of a variable this optimizer was built on."""
         return self._slots[name][self._index_dict[self._var_key(variable)]]
 
-    def update_step(self, gradient, variable):
-        """Applies `m_adam_update` to the coordinates (or rows) that `gradient` names."""
-        targets = [variable] + [self.slot(variable, name) for name in self._slots]
-        if isinstance(gradient, tf.IndexedSlices):
-            ids, g, _ = sum_duplicates(gradient.indices, gradient.values)
-            new = self._updated([tf.gather(target, ids) for target in targets], g)
-            for target, value in zip(targets, new, strict=True):
-                target.scatter_update(tf.IndexedSlices(value, ids))
-        else:
-            new = self._updated([tf.convert_to_tensor(target) for target in targets], gradient)
-            for target, value in zip(targets, new, strict=True):
-                target.assign(value)
+    def targets(self, variable):
+        """The variable and its slots."""
+        return [variable] + [self.slot(variable, name) for name in self._slots]
 
-    def _updated(self, old, g):
+    def updated(self, old, gradient, learning_rate, iterations):
+        """`m_adam_update`, see `RowOptimizer.updated`."""
         lam, m, v = old[:3]
         new = m_adam_update(
             lam,
             m,
             v,
-            old[3] if self.bias_correction == "per_example" else self.iterations,
-            g,
-            learning_rate=self.learning_rate,
+            old[3] if self.bias_correction == "per_example" else iterations,
+            gradient,
+            learning_rate=learning_rate,
             beta_1=self.beta_1,
             beta_2=self.beta_2,
             epsilon=self.epsilon,
             bias_correction=self.bias_correction,
         )
-        return new[: len(old)]
+        return list(new[: len(old)])
 
     def get_config(self):
         """Hyperparameters from which `from_config` makes an equal optimizer."""
@@ -251,16 +283,10 @@ class PlainSGD(RowOptimizer):
         super().__init__(name=name, **{"weight_decay": None, **kwargs})
         self._learning_rate = self._build_learning_rate(learning_rate)
 
-    def update_step(self, gradient, variable):
-        """Moves the coordinates, or the rows, that `gradient` names."""
-        rate = tf.cast(self.learning_rate, variable.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            ids, g, first = sum_duplicates(gradient.indices, gradient.values)
-            first = tf.reshape(first, [-1] + [1] * (len(variable.shape) - 1))
-            step = tf.where(first, -rate * g, tf.zeros_like(g))
-            variable.scatter_add(tf.IndexedSlices(step, ids))
-        else:
-            variable.assign_sub(rate * gradient)
+    def updated(self, old, gradient, learning_rate, iterations):
+        """See `RowOptimizer.updated`."""
+        (rows,) = old
+        return [rows - tf.cast(learning_rate, rows.dtype) * gradient]
 
     def get_config(self):
         """Hyperparameters from which `from_config` makes an equal optimizer."""
@@ -420,7 +446,7 @@ def clip(
     """The gradients times min(1, limit / norm), norm being that of all together."""
     if limit is None:
         return gradients
-    scale = tf.minimum(1.0, limit / tf.maximum(norm, limit))
+    scale = limit / tf.maximum(norm, limit)
     return [
         tf.IndexedSlices(g.values * tf.cast(scale, g.dtype), g.indices, g.dense_shape)
         if isinstance(g, tf.IndexedSlices)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -11,11 +11,13 @@ import tf_keras as keras
 from ssl_influence import (
     averages,
     config as config_lib,
+    distribution,
     dropout,
     example_weights as example_weights_lib,
     head_rows,
     optimizers,
     parts,
+    replicas,
 )
 from ssl_influence.influence import all_variables, solve_info, weight_gradients
 from ssl_influence.methods import base
@@ -27,6 +29,24 @@ Batch = Mapping[str, Any]
 
 # Purposes of random numbers at a step: those of methods count from 0 up, passes from -1 down.
 _VALIDATION_PASS = -(2**31)
+
+
+class _Step(NamedTuple):
+    """What a replica gives of a step; the same on each, and to be remembered once.
+
+    Attributes:
+      rows: the batch's rows of Lambda, moved where the step moves them.
+      skipped: whether a weight step was skipped.
+      reported: scalars by name, and pairs (sum, count).
+      observation: what a StatefulMethod is to remember, or ().
+      graded: (slots, probabilities, label) of all of the batch's probe, or ().
+    """
+
+    rows: example_weights_lib.Rows
+    skipped: tf.Tensor
+    reported: dict[str, tf.Tensor]
+    observation: Any = ()
+    graded: tuple[tf.Tensor, ...] = ()
 
 
 def make_example_weights(
@@ -70,11 +90,16 @@ class BilevelTrainer(tf.Module):
       augmenter: an augmentation that learns, as augment.ctaugment.CTAugment, with
         `update(slots, probabilities, label)`: after each step of theta it is told how well the
         model, in inference mode, classifies the batch's "probe".
+      strategy: divides each batch among its replicas, in equal parts, and adds up what they make of
+        them: losses, gradients and Lambda are those of the whole batch. The model, the method and
+        an `optimizer` have to be made within its scope, the example weights outside. None is the
+        strategy whose scope this is called in, or none.
 
     Raises:
       ConfigError: the model has no Dense layer to serve as head, it has an activation, or (at the
         first step) the logits are not head(features); influence_params=last_block of a model whose
-        last block is not known; or inverse_hessian=exact over too many variables.
+        last block is not known; inverse_hessian=exact over too many variables; or settings that
+        several replicas cannot share.
     """
 
     def __init__(
@@ -88,8 +113,10 @@ class BilevelTrainer(tf.Module):
         head: keras.layers.Dense | None = None,
         last_block: Sequence[tf.Variable] | None = None,
         augmenter: tf.Module | None = None,
+        strategy: tf.distribute.Strategy | None = None,
     ):
         super().__init__(name="bilevel_trainer")
+        self.strategy = strategy or tf.distribute.get_strategy()
         self.model = model
         self.method = method
         self.augmenter = augmenter
@@ -108,15 +135,19 @@ class BilevelTrainer(tf.Module):
             *model.trainable_variables,
             *(method.trainable_variables if stateful else ()),
         ]
-        self.optimizer = optimizer
-        if optimizer is None:
-            self.optimizer = optimizers.make_optimizer(config.optimizer, config.train.train_steps)
-            self.optimizer.exclude_from_weight_decay(
-                [v for v in self.trainable if not self._is_decayed(v)]
-            )
-        self.optimizer.build(self.trainable)
-        self.ema = averages.of_model(model, config.optimizer)
+        with self.strategy.scope():
+            self.optimizer = optimizer
+            if optimizer is None:
+                self.optimizer = optimizers.make_optimizer(
+                    config.optimizer, config.train.train_steps
+                )
+                self.optimizer.exclude_from_weight_decay(
+                    [v for v in self.trainable if not self._is_decayed(v)]
+                )
+            self.optimizer.build(self.trainable)
+            self.ema = averages.of_model(model, config.optimizer)
         self._influence_variables = self._variables_of_influence(last_block)
+        self._check_replicas()
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.skipped_weight_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._l2 = [(v, self.l2_of(v)) for v in self.trainable if self.l2_of(v)]
@@ -126,10 +157,13 @@ class BilevelTrainer(tf.Module):
         if self._in_parts is not None:
             rows = config.train.rows_per_pass
             self._inference_in_parts = parts.PassesInParts(self._infer, rows, [])
-        compiled = tf.function(jit_compile=config.train.jit_compile or None)
-        self._theta_step = compiled(self._theta_step_impl)
-        self._bilevel_step = compiled(self._bilevel_step_impl)
-        self._weight_step = compiled(self._weight_step_impl)
+        compiled = distribution.compiled(self.strategy, config.train.jit_compile)
+        self._replica_theta = compiled(self._replica_theta_impl)
+        self._replica_bilevel = compiled(self._replica_bilevel_impl)
+        self._replica_weight = compiled(self._replica_weight_impl)
+        self._theta_step = tf.function(self._theta_step_impl)
+        self._bilevel_step = tf.function(self._bilevel_step_impl)
+        self._weight_step = tf.function(self._weight_step_impl)
 
     def state(self) -> dict[str, Any]:
         """Every trackable object of the run, by its name in the checkpoint."""
@@ -150,10 +184,16 @@ class BilevelTrainer(tf.Module):
     def theta_step(self, batch: Batch) -> dict[str, tf.Tensor]:
         """One step of theta with Lambda held.
 
-        Returns named float32 scalars, and pairs (sum, count) of what is a mean over counted rows.
+        Args:
+          batch: of all replicas; divided among them here, unless `distribution.split` did that.
+
+        Returns:
+          Named scalars, and pairs (sum, count) of what is a mean over counted rows.
+
+        Raises:
+          ConfigError: rows cannot be divided equally; see also the constructor.
         """
-        self._check(batch)
-        return self._theta_step(batch)
+        return self._theta_step(self._split(batch))
 
     def bilevel_step(self, batch: Batch, validation: Batch) -> dict[str, tf.Tensor]:
         """A weight step on this batch, then a theta step on it with the new Lambda.
@@ -161,13 +201,13 @@ class BilevelTrainer(tf.Module):
         Features and logits of the batch are those of the theta step's own forward pass; only the
         validation batch ({"inputs", "label"}) costs another. Returns what `theta_step` returns.
         """
-        self._check(batch)
-        return self._bilevel_step(batch, validation)
+        whole = not distribution.divides(self.strategy, validation)
+        return self._bilevel_step(self._split(batch), self._split(validation, whole=whole), whole)
 
     def weight_step(self, batch: Batch, validation: Batch) -> dict[str, tf.Tensor]:
         """A weight step alone; theta and BatchNorm's moving statistics stay as they are."""
-        self._check(batch)
-        return self._weight_step(batch, validation)
+        whole = not distribution.divides(self.strategy, validation)
+        return self._weight_step(self._split(batch), self._split(validation, whole=whole), whole)
 
     def weight_gradient(
         self,
@@ -176,10 +216,13 @@ class BilevelTrainer(tf.Module):
         validation_features: tf.Tensor,
         validation_logits: tf.Tensor,
         validation_label: tf.Tensor,
+        *,
+        step: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, solve_info.SolveInfo]:
         """dL_V/dlambda of each unlabeled row over the last layer, by the settings of the run.
 
-        Nothing moves. See `weight_gradients.last_layer` for shapes, dtypes and errors.
+        Nothing moves. See `weight_gradients.last_layer` for shapes, dtypes and errors. What lissa
+        draws is a function of the step; None is that of the trainer.
         """
         kernel = tf.convert_to_tensor(self.head.kernel)
         if self.head.use_bias:
@@ -202,7 +245,7 @@ class BilevelTrainer(tf.Module):
             use_bias=self.head.use_bias,
             kernel=kernel,
             settings=self.config.weights,
-            seed=self._solver_seed(),
+            seed=self._solver_seed(self.step if step is None else step),
         )
 
     def l2_of(self, variable: tf.Variable) -> float:
@@ -210,13 +253,17 @@ class BilevelTrainer(tf.Module):
         return self.config.optimizer.weight_decay if self._is_decayed(variable) else 0.0
 
     def concrete_step(self, name: str, *batches: Batch) -> tf.types.experimental.ConcreteFunction:
-        """The compiled function that a step runs on such batches, for profilers.
+        """The traced function that a step runs on such batches, for profilers.
 
         Args:
           name: "theta_step", "bilevel_step" or "weight_step".
           batches: the arguments of that step.
         """
-        return getattr(self, f"_{name}").get_concrete_function(*batches)
+        batch, *validation = batches
+        whole = [not distribution.divides(self.strategy, other) for other in validation]
+        split = [self._split(x, whole=w) for x, w in zip(validation, whole, strict=True)]
+        step = getattr(self, f"_{name}")
+        return step.get_concrete_function(self._split(batch), *split, *whole)
 
     def _is_decayed(self, variable):
         name = variable.name.split("/")[-1].split(":")[0]
@@ -227,47 +274,128 @@ class BilevelTrainer(tf.Module):
         }[self.config.optimizer.decayed_variables]
 
     def _theta_step_impl(self, batch):
-        return self._descend(batch, lambda output: {})
+        done = self._on_replicas(self._replica_theta, self._rows(batch), batch)
+        return self._finish_theta(done)
 
-    def _bilevel_step_impl(self, batch, validation):
-        return self._descend(batch, lambda output: self._move_weights(output, batch, validation))
+    def _bilevel_step_impl(self, batch, validation, whole):
+        rows = self._rows(batch, to_move=True)
+        done = self._on_replicas(self._replica_bilevel, rows, batch, validation, whole)
+        self._finish_weights(done)
+        return self._finish_theta(done)
 
-    def _weight_step_impl(self, batch, validation):
-        return self._move_weights(self._rows_of(batch), batch, validation)
+    def _weight_step_impl(self, batch, validation, whole):
+        rows = self._rows(batch, to_move=True)
+        done = self._on_replicas(self._replica_weight, rows, batch, validation, whole)
+        self._finish_weights(done)
+        return done.reported
 
-    def _descend(self, batch, before_loss):
+    def _rows(self, batch, to_move=False):
+        """The rows of Lambda that a batch needs, of all replicas."""
+        ids = batch.get("unlabeled", {}).get("example_id", tf.zeros([0], tf.int64))
+        return self.example_weights.read(self._of_all(ids), to_move=to_move)
+
+    def _of_all(self, rows):
+        if self.strategy.num_replicas_in_sync == 1:
+            return rows
+        return self.strategy.gather(rows, axis=0)
+
+    def _on_replicas(self, replica_step, rows, *args) -> _Step:
+        """What each replica gives of its part; the step and the rows of Lambda are all's."""
+        done = self.strategy.run(replica_step, (rows, tf.identity(self.step), *args))
+        return tf.nest.map_structure(
+            lambda value: self.strategy.experimental_local_results(value)[0], done
+        )
+
+    def _finish_weights(self, done):
+        self.example_weights.write(done.rows)
+        self.skipped_weight_steps.assign_add(tf.cast(done.skipped, tf.int64))
+
+    def _finish_theta(self, done):
+        """Once for all replicas, and outside of what is compiled for them."""
+        if isinstance(self.method, base.StatefulMethod):
+            self.method.observe(done.observation)
+        if self.augmenter is not None:
+            self.augmenter.update(*done.graded)
+        self.step.assign_add(1)
+        return done.reported
+
+    def _replica_theta_impl(self, rows, step, batch):
+        return self._descend(rows, step, batch)
+
+    def _replica_bilevel_impl(self, rows, step, batch, validation, whole):
+        return self._descend(
+            rows,
+            step,
+            batch,
+            lambda output: self._move_weights(rows, step, output, batch, validation, whole),
+        )
+
+    def _replica_weight_impl(self, rows, step, batch, validation, whole):
+        output = self._rows_of(batch, step)
+        return self._move_weights(rows, step, output, batch, validation, whole)
+
+    def _descend(self, rows, step, batch, before_loss=None):
         recorded = parts.Recorded()
         with tf.GradientTape() as tape:
-            output = self.method(self._passes(tape, recorded), batch, self.step)
-            with tape.stop_recording():
-                reported = before_loss(output)
-            weight = self.example_weights.lookup(output.example_id)
+            output = self.method(self._passes(step, tape, recorded), batch, step)
+            moved = _Step(rows, tf.zeros([], tf.bool), {})
+            if before_loss is not None:
+                with tape.stop_recording():
+                    moved = before_loss(output)
+            weight = self.example_weights.weight_of(moved.rows, output.example_id)
+            unsupervised = tf.cast(weight, output.unsupervised.dtype) * (
+                output.unsupervised_coefficient * output.unsupervised
+            )
             terms = {
                 "loss_supervised": tf.reduce_sum(output.supervised_coefficient * output.supervised),
-                "loss_unsupervised": tf.reduce_sum(
-                    weight * output.unsupervised_coefficient * output.unsupervised
-                ),
-                "loss_l2": sum((l2 * tf.nn.l2_loss(v) for v, l2 in self._l2), tf.zeros([])),
+                "loss_unsupervised": tf.reduce_sum(unsupervised),
+                # Each replica has a share of it, as of the other terms.
+                "loss_l2": self._half_squares(output.supervised.dtype) / replicas.count(),
             }
             loss = tf.add_n(list(terms.values()))
-        gradients = self._gradients(tape, loss, recorded)
+        gradients = [
+            replicas.total_gradient(gradient, optimizers.total)
+            for gradient in self._gradients(tape, loss, recorded)
+        ]
         norm = tf.linalg.global_norm(gradients)
         gradients = optimizers.clip(gradients, norm, self.config.optimizer.clip_norm)
-        if self.augmenter is not None:
-            self._grade(batch["probe"])
-        self.optimizer.apply_gradients(zip(gradients, self.trainable, strict=True))
+        graded = () if self.augmenter is None else self._graded(batch["probe"])
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable, strict=True), skip_gradients_aggregation=True
+        )
         self.ema.update()
-        if isinstance(self.method, base.StatefulMethod):
-            self.method.observe(output.observation)
-        self.step.assign_add(1)
-        terms["gradient_norm"] = norm
+        self._share_statistics()
         # Terms first: where several are not finite, the run names the first.
         of_terms = {
-            f"loss_{name}_unweighted": tf.reduce_mean(tf.cast(rows, tf.float32))
-            for name, rows in output.terms.items()
+            f"loss_{name}_unweighted": tf.reduce_mean(tf.cast(losses, tf.float32))
+            for name, losses in output.terms.items()
         }
-        named = {**terms, **of_terms, **output.metrics}
-        return {**{f"train/{name}": value for name, value in named.items()}, **reported}
+        reported = {
+            **replicas.total(terms),
+            "gradient_norm": norm,
+            **_of_all_rows({**of_terms, **output.metrics}),
+        }
+        reported = {f"train/{name}": value for name, value in reported.items()}
+        return moved._replace(
+            reported={**reported, **moved.reported},
+            observation=() if output.observation is None else replicas.mean(output.observation),
+            graded=graded,
+        )
+
+    def _half_squares(self, dtype):
+        """1/2 sum_v l2_v |v|^2."""
+        return sum((l2 * tf.nn.l2_loss(v) for v, l2 in self._l2), tf.zeros([], dtype))
+
+    def _share_statistics(self):
+        """Makes BatchNorm's moving statistics, of a batch's parts, those of all parts again.
+
+        Without it each replica would go on from its own, and a checkpoint holds one for all.
+        """
+        if replicas.count() == 1:
+            return
+        own = [v for v in self.model.non_trainable_variables if replicas.has_own_copy(v)]
+        for variable, value in zip(own, replicas.mean([tf.identity(v) for v in own]), strict=True):
+            variable.assign(value)
 
     def _gradients(self, tape, loss, recorded):
         """Of the loss by the trainable variables, what passes in parts contribute among them."""
@@ -290,45 +418,57 @@ class BilevelTrainer(tf.Module):
             for v, g in zip(self.trainable, direct, strict=True)
         ]
 
-    def _grade(self, probe):
-        """Tells the augmenter what the model, before this step, makes of the probe."""
+    def _graded(self, probe):
+        """What the model, before this step, makes of the probe: (slots, probabilities, label)."""
         _, logits = self.model(probe["inputs"], training=False)
         probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
-        self.augmenter.update(probe["slots"], probabilities, probe["label"])
+        return replicas.gathered((probe["slots"], probabilities, probe["label"]))
 
-    def _move_weights(self, output, batch, validation):
-        weight = self.example_weights.lookup(output.example_id)
+    def _move_weights(self, rows, step, output, batch, validation, whole) -> _Step:
+        """A weight step for the rows of all replicas, the same on each.
+
+        Args:
+          rows: of Lambda.
+          step: the step.
+          output: the method's, of this replica's part of the batch.
+          batch: this replica's part.
+          validation: likewise, or all of it if `whole`.
+          whole: a Python bool.
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._influence_variables)
-            features, logits = self._on_validation(validation["inputs"])
+            features, logits = self._on_validation(validation["inputs"], step)
+            label, logits = validation["label"], base.at_least_float32(logits)
+            if not whole:
+                features, logits, label = replicas.gathered((features, logits, label))
             validation_loss = tf.reduce_mean(
-                keras.losses.sparse_categorical_crossentropy(
-                    validation["label"], tf.cast(logits, tf.float32), from_logits=True
-                )
+                keras.losses.sparse_categorical_crossentropy(label, logits, from_logits=True)
             )
+        output = _of_all_replicas(output)
+        weight = self.example_weights.weight_of(rows, output.example_id)
         if self._influence_variables:
             slope = tape.gradient(
                 validation_loss, self._influence_variables, unconnected_gradients="zero"
             )
-            gradient, info = self._gradient_over_variables(batch, weight, slope)
+            gradient, info = self._gradient_over_variables(batch, step, weight, slope)
         else:
             gradient, info = self.weight_gradient(
-                output, weight, features, logits, validation["label"]
+                output, weight, features, logits, label, step=step
             )
         # A row whose gradient is exactly zero stays where it is, moments included: M-Adam's mask.
         usable = info.converged
-        self.skipped_weight_steps.assign_add(tf.cast(~usable, tf.int64))
-        self.example_weights.update(
-            output.example_id, tf.where(usable, gradient, tf.zeros_like(gradient))
+        moved = self.example_weights.moved(
+            rows, output.example_id, tf.where(usable, gradient, tf.zeros_like(gradient))
         )
-        return {
+        reported = {
             "weights/validation_loss": validation_loss,
             "weights/solver_iterations": tf.cast(info.iterations, tf.float32),
         }
+        return _Step(moved, ~usable, reported)
 
-    def _on_validation(self, inputs):
+    def _on_validation(self, inputs, step):
         if self.config.weights.validation_batch_norm == "batch":
-            key = base.step_seed(self.config.train.seed, self.step, _VALIDATION_PASS)
+            key = base.step_seed(self.config.train.seed, step, _VALIDATION_PASS)
             return self._keeping_statistics(lambda: self._forward(inputs, key))
         if self._in_parts is not None:
             return self._inference_in_parts.forward(inputs, tf.zeros([2], tf.int64))
@@ -338,12 +478,12 @@ class BilevelTrainer(tf.Module):
         features, logits = self.model(inputs, training=False)
         return features, logits
 
-    def _gradient_over_variables(self, batch, example_weight, validation_gradient):
+    def _gradient_over_variables(self, batch, step, example_weight, validation_gradient):
         """As `weight_gradient`, by derivatives of the whole network in the mode it trains in."""
         variables = self._influence_variables
 
         def output_fn():
-            return self._rows_of(batch)
+            return self._rows_of(batch, step)
 
         if self.config.weights.inverse_hessian == "unrolled":
             output_fn = all_variables.with_constant_targets(output_fn)
@@ -353,17 +493,17 @@ class BilevelTrainer(tf.Module):
             objective,
             validation_gradient,
             settings=self.config.weights,
-            seed=self._solver_seed(),
+            seed=self._solver_seed(step),
         )
 
-    def _rows_of(self, batch):
+    def _rows_of(self, batch, step):
         """The method's output, without a trace in the model's moving statistics."""
-        forward = self._passes()
-        return self._keeping_statistics(lambda: self.method(forward, batch, self.step))
+        forward = self._passes(step)
+        return self._keeping_statistics(lambda: self.method(forward, batch, step))
 
-    def _solver_seed(self):
+    def _solver_seed(self, step):
         seed = tf.constant(self.config.train.seed, tf.int32)
-        return tf.stack([seed, tf.cast(self.step, tf.int32)])
+        return tf.stack([seed, tf.cast(step, tf.int32)])
 
     def _variables_of_influence(self, last_block):
         """Those that derivatives are taken by; none where the last layer has its closed form."""
@@ -378,11 +518,15 @@ class BilevelTrainer(tf.Module):
         return list(variables)
 
     def _passes(
-        self, tape: tf.GradientTape | None = None, recorded: parts.Recorded | None = None
+        self,
+        step: tf.Tensor,
+        tape: tf.GradientTape | None = None,
+        recorded: parts.Recorded | None = None,
     ) -> base.Forward:
         """What a method may call.
 
         Args:
+          step: what passes draw their dropout by.
           tape: what records passes with a gradient, and no others; None where there is none.
           recorded: takes in those that are run in parts, instead of the tape.
         """
@@ -390,7 +534,7 @@ class BilevelTrainer(tf.Module):
         unrecorded = contextlib.nullcontext if tape is None else tape.stop_recording
 
         def train(inputs):
-            key = self._pass_key()
+            key = self._pass_key(step)
             if self._in_parts is None:
                 return self._run(inputs, key)
             with unrecorded():
@@ -403,7 +547,7 @@ class BilevelTrainer(tf.Module):
             return self._keeping_statistics(lambda: train(inputs))
 
         def silent(inputs):
-            key = self._pass_key()
+            key = self._pass_key(step)
             return self._keeping_statistics(lambda: self._forward(inputs, key))
 
         def constant(inputs):
@@ -416,10 +560,10 @@ class BilevelTrainer(tf.Module):
 
         return base.Forward(train, constant, still, teacher)
 
-    def _pass_key(self):
+    def _pass_key(self, step):
         """What the next pass of this step draws its dropout by, int64 [2]."""
         self._passes_of_step += 1
-        return base.step_seed(self.config.train.seed, self.step, -self._passes_of_step)
+        return base.step_seed(self.config.train.seed, step, -self._passes_of_step)
 
     def _forward(self, inputs, key):
         if self._in_parts is None:
@@ -444,17 +588,50 @@ class BilevelTrainer(tf.Module):
         return parts.PassesInParts(self._run, rows, self.model.trainable_variables)
 
     def _keeping_statistics(self, compute):
-        """compute(), after which non-trainable variables hold what they held before."""
+        """compute(), after which non-trainable variables hold what they held before.
+
+        Of several replicas, those that may differ between them, as all do that a pass changes.
+        """
         statistics = self.model.non_trainable_variables
+        if replicas.count() > 1:
+            statistics = [v for v in statistics if replicas.has_own_copy(v)]
         before = [tf.identity(variable) for variable in statistics]
         result = compute()
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
         return result
 
-    def _check(self, batch) -> None:
-        if self.config.train.jit_compile:  # XLA drops the assertion that the step itself makes
-            self.example_weights.check_ids(batch["unlabeled"]["example_id"])
+    def _check_replicas(self):
+        """Raises ConfigError for settings that several replicas cannot share."""
+        count, weights = self.strategy.num_replicas_in_sync, self.config.weights
+        if count == 1:
+            return
+        if self._influence_variables:
+            raise config_lib.ConfigError(
+                f"influence_params={weights.influence_params} differentiates the network in a "
+                f"loop, which {count} replicas cannot do together: use last_layer, or one replica."
+            )
+        if not self.example_weights.moves_rows:
+            raise config_lib.ConfigError(
+                f"weight_optimizer={weights.optimizer} moves examples that are not in the batch, "
+                f"which {count} replicas cannot do together: use m_adam or sgd, or one replica."
+            )
+        for variable in self.trainable:
+            if not self.strategy.extended.variable_created_in_scope(variable):
+                raise config_lib.ConfigError(
+                    f"{variable.name} was not made within the scope of the strategy: make the "
+                    "model and the method there."
+                )
+
+    def _split(self, batch, whole=False):
+        """A batch of all replicas, checked and divided among them; as it is if that was done."""
+        if distribution.is_split(batch):
+            return batch
+        if "labeled" in batch:
+            self._check_head(batch)
+        return distribution.split(batch, self.strategy, whole=whole)
+
+    def _check_head(self, batch) -> None:
         if self._head_checked:
             return
         few = tf.nest.map_structure(lambda tensor: tensor[:2], batch["labeled"]["inputs"])
@@ -471,6 +648,33 @@ class BilevelTrainer(tf.Module):
                 "head(features), or pass the right layer as head=."
             )
         self._head_checked = True
+
+
+def _of_all_rows(metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Metrics of all replicas' rows: the mean of scalars, which are means, and sums of pairs."""
+    shares = {
+        name: value if value.shape.rank else value / tf.cast(replicas.count(), value.dtype)
+        for name, value in metrics.items()
+    }
+    return replicas.total(shares)
+
+
+def _of_all_replicas(output: base.MethodOutput) -> base.MethodOutput:
+    """What a weight step reads of the output, with the rows of all replicas."""
+    if replicas.count() == 1:
+        return output
+    return output._replace(
+        supervised_coefficient=replicas.gathered(output.supervised_coefficient),
+        unsupervised_coefficient=replicas.gathered(output.unsupervised_coefficient),
+        example_id=replicas.gathered(output.example_id),
+        labeled_head=_gathered_head(output.labeled_head),
+        unlabeled_head=_gathered_head(output.unlabeled_head),
+    )
+
+
+def _gathered_head(rows: head_rows.HeadRows) -> head_rows.HeadRows:
+    tensors = {name: x for name, x in rows._asdict().items() if tf.is_tensor(x)}
+    return rows._replace(**replicas.gathered(tensors))
 
 
 def _find_head(model: keras.Model) -> keras.layers.Dense:

@@ -67,18 +67,18 @@ def make_batches(random):
 
 
 class Recorder:
-    """What the trainer hands to `example_weights.update`, which still does its work."""
+    """What the trainer hands to `example_weights.moved`, which still does its work."""
 
     def __init__(self, trainer):
         self._ids = tf.Variable(tf.zeros([len(IDS)], tf.int64))
         self._gradient = tf.Variable(tf.zeros([len(IDS)]))
-        self._update = trainer.example_weights.update
-        trainer.example_weights.update = self._record
+        self._moved = trainer.example_weights.moved
+        trainer.example_weights.moved = self._record
 
-    def _record(self, ids, gradients):
+    def _record(self, rows, ids, gradients):
         self._ids.assign(ids)
         self._gradient.assign(gradients)
-        self._update(ids, gradients)
+        return self._moved(rows, ids, gradients)
 
     def gradient(self):
         np.testing.assert_array_equal(self._ids.numpy(), IDS)

@@ -200,7 +200,7 @@ def test_other_seeds_and_steps_draw_other_masks():
     for seed, step in ((0, 0), (1, 0), (0, 1), (0, 0)):
         trainer = make_trainer(seed)
         trainer.step.assign(step)
-        drawn.append(trainer._passes().train(x)[0].numpy())
+        drawn.append(trainer._passes(trainer.step).train(x)[0].numpy())
     np.testing.assert_array_equal(drawn[0], drawn[3])
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert np.any(drawn[a] != drawn[b])
@@ -208,9 +208,9 @@ def test_other_seeds_and_steps_draw_other_masks():
 
 def test_each_pass_of_a_step_draws_masks_of_its_own():
     trainer, x = make_trainer(), batches(0)[1]["inputs"]
-    passes = trainer._passes()
+    passes = trainer._passes(trainer.step)
     drawn = [one(x)[0].numpy() for one in (passes.train, passes.constant, passes.still)]
-    again = trainer._passes()
+    again = trainer._passes(trainer.step)
     np.testing.assert_array_equal(again.train(x)[0], drawn[0])
     for i, other in enumerate(drawn):
         assert all(np.any(other != before) for before in drawn[:i])
@@ -218,7 +218,9 @@ def test_each_pass_of_a_step_draws_masks_of_its_own():
 
 def test_validation_is_without_dropout():
     trainer, x = make_trainer(), batches(0)[1]["inputs"]
-    for found, expected in zip(trainer._on_validation(x), trainer.model(x), strict=True):
+    for found, expected in zip(
+        trainer._on_validation(x, trainer.step), trainer.model(x), strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 

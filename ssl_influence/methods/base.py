@@ -6,6 +6,8 @@ coefficients of labeled rows, of unlabeled rows, and the example weights, the ob
     L(theta) = sum_l a_l ell_S(l) + sum_r c_r lambda_id(r) ell_U(r) + 1/2 sum_v l2_v |theta_v|^2
 
 (the paper's eq. semi, averaged over the batch). The caller multiplies by lambda and reduces, once.
+Where several replicas share the batch, a method is called by each with its part of the rows, and
+coefficients are those of the whole: B_l, B_u and R count the rows of all.
 Losses are computed in float32 at least: half-precision outputs of a model are cast first.
 """
 
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import head_rows
+from ssl_influence import head_rows, replicas
 
 Pass = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
 
@@ -145,7 +147,7 @@ def joint_forward(forward: Pass, *parts: Any) -> tuple[HeadOutput, ...]:
     """
     sizes = [rows(tf.nest.flatten(part)[0]) for part in parts]
     inputs = tf.nest.map_structure(lambda *tensors: tf.concat(tensors, 0), *parts)
-    features, logits = (_at_least_float32(output) for output in forward(inputs))
+    features, logits = (at_least_float32(output) for output in forward(inputs))
     return tuple(map(HeadOutput, tf.split(features, sizes), tf.split(logits, sizes)))
 
 
@@ -316,9 +318,12 @@ def safe_log(p: tf.Tensor) -> tf.Tensor:
 
 
 def step_seed(seed: int, step: int | tf.Tensor, purpose: int) -> tf.Tensor:
-    """A seed [2] for the stateless ops of one purpose at one step of the run with a seed."""
+    """A seed [2] for the stateless ops of one purpose at one step of the run with a seed.
+
+    Each replica has one of its own.
+    """
     key = tf.constant([seed, 1], tf.int64)
-    for data in (step, purpose):
+    for data in (step, purpose, *([replicas.index()] if replicas.count() > 1 else ())):
         key = tf.random.experimental.stateless_fold_in(key, tf.cast(data, tf.int64), alg="philox")
     return key
 
@@ -397,7 +402,8 @@ def _softmax_jacobian(p: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
     return p * (vector - tf.reduce_sum(p * vector, -1, keepdims=True))
 
 
-def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in half precision as float32, any other as it is."""
     return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
@@ -411,4 +417,5 @@ def _columns(tensor: tf.Tensor) -> int | tf.Tensor:
 
 
 def _count(rows: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.size(rows), rows.dtype)
+    """How many rows there are on all replicas."""
+    return tf.cast(tf.size(rows) * replicas.count(), rows.dtype)

@@ -178,7 +178,11 @@ class ReMixMatch(base.StatefulMethod):
         if self._frequencies is None:
             return
         for history, frequency in zip(self._frequencies, observation, strict=True):
-            history.scatter_nd_update(self._place[tf.newaxis, tf.newaxis], frequency[tf.newaxis])
+            # Not in place, which variables of several replicas do not know.
+            place = tf.identity(self._place)[tf.newaxis, tf.newaxis]
+            history.assign(
+                tf.tensor_scatter_nd_update(tf.identity(history), place, frequency[tf.newaxis])
+            )
         self._place.assign((self._place + 1) % HISTORY)
 
     def _align(self, p: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from ssl_influence import replicas
 from ssl_influence.methods import base
 
 TSA_SCALE = 5.0
@@ -102,7 +103,8 @@ class UDA:
         threshold = tsa_threshold(self.tsa, step, self.train_steps, self.num_classes)
         kept = tsa_keep(on_labeled.logits, labeled["label"], threshold)
         return output._replace(
-            supervised_coefficient=kept / tf.maximum(tf.reduce_sum(kept), 1.0),
+            supervised_coefficient=kept
+            / tf.maximum(replicas.total(tf.reduce_sum(kept)), tf.ones([], kept.dtype)),
             metrics={
                 **output.metrics,
                 "tsa_kept_rate": tf.cast(tf.reduce_mean(kept), tf.float32),

@@ -64,6 +64,7 @@ def build(
                 width=model_config.width,
                 filters=model_config.filters,
                 batch_norm_momentum=model_config.batch_norm_momentum,
+                sync_bn=model_config.sync_bn,
                 head=model_config.head,
             )
         return mlp.build(

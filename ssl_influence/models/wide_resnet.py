@@ -29,6 +29,7 @@ def build(
     width: int = 2,
     filters: int = 16,
     batch_norm_momentum: float = 0.999,
+    sync_bn: bool = False,
     head: str = "softmax",
 ) -> keras.Model:
     """WRN-depth-width: a stem, three stages of (depth - 4) / 6 blocks, mean pooling, a linear head.
@@ -46,6 +47,7 @@ def build(
       width: the widening factor.
       filters: channels of the stem.
       batch_norm_momentum: share of the old value that BatchNorm's moving statistics keep in a step.
+      sync_bn: BatchNorm normalizes by the batch of all replicas of a strategy.
       head: "softmax", with (D + 1) C parameters, or "binary", with D + 1; see `heads.logits`.
 
     Returns:
@@ -82,7 +84,10 @@ def build(
 
     def activation(x, name: str):
         x = layers.BatchNormalization(
-            momentum=batch_norm_momentum, epsilon=BATCH_NORM_EPSILON, name=f"{name}_norm"
+            momentum=batch_norm_momentum,
+            epsilon=BATCH_NORM_EPSILON,
+            synchronized=sync_bn,
+            name=f"{name}_norm",
         )(x)
         return layers.LeakyReLU(LEAKY_RELU_SLOPE, name=f"{name}_relu")(x)
 

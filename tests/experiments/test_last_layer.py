@@ -92,7 +92,13 @@ def test_the_last_layers_influence_is_what_the_trainer_computes(model_dir):
     study, found = measure(CONFIG, model_dir)
     trainer = study._trainer
     recorded = tf.Variable(tf.zeros([50]))
-    trainer.example_weights.update = lambda ids, gradients: recorded.assign(gradients)
+    moved = trainer.example_weights.moved
+
+    def record(rows, ids, gradients):
+        recorded.assign(gradients)
+        return moved(rows, ids, gradients)
+
+    trainer.example_weights.moved = record
     batches = tf.nest.map_structure(
         lambda t: tf.cast(t, tf.float32) if t.dtype.is_floating else t,
         (study._batch, study._validation),

@@ -307,7 +307,10 @@ def test_over_all_variables_derivatives_are_those_of_differences():
     variables = trainer.trainable
     # Without unlabeled rows: their targets, constants to the Hessian, move in the differences.
     objective = all_variables.Objective(
-        lambda: trainer._rows_of(batch), tf.zeros([6]), variables, [0.05] * len(variables)
+        lambda: trainer._rows_of(batch, trainer.step),
+        tf.zeros([6]),
+        variables,
+        [0.05] * len(variables),
     )
     rng = np.random.default_rng(3)
     vector = [tf.constant(rng.normal(size=v.shape), tf.float32) for v in variables]

@@ -1,0 +1,211 @@
+"""The devices that train a model together: choosing them, and dividing batches among them."""
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ssl_influence import config as config_lib
+
+_log = logging.getLogger("ssl_influence")
+
+
+def make(settings: config_lib.DistributionConfig) -> tf.distribute.Strategy:
+    """The strategy that the settings name, logged with its devices; to be called first of all.
+
+    TensorFlow takes the settings of devices only before it has used one, and the workers of a
+    cluster can be made known to each other only then.
+
+    Returns:
+      TensorFlow's default strategy for one device.
+
+    Raises:
+      ConfigError: there is no such device, or TF_CONFIG does not name workers.
+    """
+    if settings.virtual_cpus is not None:
+        _make_virtual_cpus(settings.virtual_cpus)
+    name = settings.strategy
+    if name == "auto":
+        name = _found(settings)
+    if name == "multi_worker":
+        strategy = _multi_worker(settings.worker_timeout_s)
+    elif name == "tpu":
+        strategy = _tpu(settings.tpu)
+    elif name == "mirrored":
+        gpus = tf.config.list_logical_devices("GPU") if settings.virtual_cpus is None else []
+        chosen = gpus or tf.config.list_logical_devices("CPU")
+        strategy = tf.distribute.MirroredStrategy([device.name for device in chosen])
+    else:
+        strategy = tf.distribute.get_strategy()
+    _log.info(
+        "strategy=%s of %d replica%s, on %s.",
+        name,
+        strategy.num_replicas_in_sync,
+        "s" * (strategy.num_replicas_in_sync > 1),
+        ", ".join(_short(device) for device in devices(strategy)),
+    )
+    return strategy
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process writes what all of them made: the only one, or the cluster's first."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return True
+    return resolver.task_id == 0
+
+
+def _found(settings):
+    if settings.tpu is not None:
+        return "tpu"
+    if len(_workers()) > 1:
+        return "multi_worker"
+    several_gpus = len(tf.config.list_logical_devices("GPU")) > 1
+    several_cpus = (settings.virtual_cpus or 1) > 1
+    return "mirrored" if several_gpus or several_cpus else "one_device"
+
+
+def _make_virtual_cpus(number):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(number)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, logical)
+    except RuntimeError as error:
+        raise config_lib.ConfigError(
+            f"virtual_cpus={number} comes too late: TensorFlow has used its devices already."
+        ) from error
+
+
+def _workers():
+    """The addresses of the workers that TF_CONFIG names, the chief first."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return []
+    try:
+        cluster = json.loads(text).get("cluster", {})
+        return [*cluster.get("chief", []), *cluster.get("worker", [])]
+    except (ValueError, AttributeError) as error:
+        raise config_lib.ConfigError(f"TF_CONFIG={text} is not JSON: {error}.") from error
+
+
+def _multi_worker(timeout_s):
+    if not _workers():
+        raise config_lib.ConfigError(
+            "strategy=multi_worker takes its workers from the environment's TF_CONFIG, which names "
+            'none: set it to {"cluster": {"worker": ["host:port", ...]}, "task": {"type": '
+            '"worker", "index": 0}} on the first machine, and so on.'
+        )
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+def _tpu(address):
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address or "local")
+        if resolver.tpu != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise config_lib.ConfigError(
+            f"strategy=tpu with tpu={address or 'local'} finds none ({reason}): name one, or use "
+            "another strategy."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _short(device):
+    """/job:worker/replica:0/task:1/device:CPU:0 as worker 1 CPU:0."""
+    parts = dict(part.split(":", 1) for part in device.strip("/").split("/"))
+    task = f"worker {parts['task']} " if parts.get("job") == "worker" else ""
+    return task + parts["device"]
+
+
+def divides(strategy: tf.distribute.Strategy, batch: Mapping[str, Any]) -> bool:
+    """Whether all rows of a batch can be divided equally among the replicas, or were."""
+    count = strategy.num_replicas_in_sync
+    return count == 1 or is_split(batch) or all(rows % count == 0 for rows in _sizes(batch))
+
+
+def is_split(batch: Mapping[str, Any]) -> bool:
+    """Whether a batch is one that `split` gave for several replicas."""
+    return isinstance(tf.nest.flatten(batch)[0], tf.distribute.DistributedValues)
+
+
+def split(batch: Any, strategy: tf.distribute.Strategy, *, whole: bool = False) -> Any:
+    """A batch divided among the replicas: rows 0 to B/n - 1 are those of the first, and so on.
+
+    Args:
+      batch: a nest of tensors [B, ...], perhaps with another B for each.
+      strategy: of n replicas. With one the batch stays as it is.
+      whole: every replica gets all of it.
+
+    Returns:
+      The nest, of one value a replica.
+
+    Raises:
+      ConfigError: n does not divide a B.
+    """
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return batch
+    for rows in _sizes(batch):
+        if not whole and rows % count:
+            raise config_lib.ConfigError(
+                f"A batch of {rows} examples cannot be divided among {count} replicas: make "
+                f"labeled_batch_size and unlabeled_batch_size multiples of {count}."
+            )
+
+    def part(context):
+        if whole:
+            return batch
+        index = context.replica_id_in_sync_group
+        return tf.nest.map_structure(functools.partial(_part, index=index, count=count), batch)
+
+    return strategy.experimental_distribute_values_from_function(part)
+
+
+def compiled(
+    strategy: tf.distribute.Strategy, jit_compile: bool | None
+) -> Callable[[Callable], Callable]:
+    """What a function that the replicas run is decorated with.
+
+    Args:
+      strategy: runs it.
+      jit_compile: by XLA; None: where there are GPUs. TPUs compile in any case.
+
+    Raises:
+      ConfigError: it is to be compiled for several replicas on CPUs, whose collectives XLA does
+        not know.
+    """
+    on_gpu = all("GPU" in device for device in devices(strategy))
+    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    if on_tpu or not (on_gpu if jit_compile is None else jit_compile):
+        return lambda function: function
+    if strategy.num_replicas_in_sync > 1 and not on_gpu:
+        raise config_lib.ConfigError(
+            "jit_compile=True cannot compile what several replicas do together on CPUs: leave it "
+            "out, or use one replica."
+        )
+    return tf.function(jit_compile=True)
+
+
+def devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """The names of the devices, of this process, that the replicas compute on."""
+    if strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy():
+        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return (found[0].name,)
+    return tuple(strategy.extended.worker_devices)
+
+
+def _sizes(batch: Any) -> list[int]:
+    return [tensor.shape[0] for tensor in tf.nest.flatten(batch)]
+
+
+def _part(tensor: tf.Tensor, *, index: int, count: int) -> tf.Tensor:
+    rows = tensor.shape[0] // count
+    return tensor[index * rows : (index + 1) * rows]
