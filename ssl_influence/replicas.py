@@ -42,15 +42,15 @@ def gathered(values: Any) -> Any:
     if count() == 1 or not tf.nest.flatten(values):
         return values
     context = tf.distribute.get_replica_context()
-    flat = context.all_gather(tf.nest.flatten(values), axis=0)
+    with tf.device(_device()):
+        flat = context.all_gather(list(map(tf.identity, tf.nest.flatten(values))), axis=0)
     return tf.nest.pack_sequence_as(values, flat)
 
 
-def own_part(tensor: tf.Tensor) -> tf.Tensor:
-    """The rows of this replica of a tensor [n B, ...] that all have, [B, ...]."""
-    if count() == 1:
-        return tensor
-    return tf.reshape(tensor, [count(), -1, *tensor.shape[1:]])[index()]
+def _device() -> str | None:
+    """The device of a worker that has one: it cannot gather tensors that name none."""
+    devices = tf.distribute.get_strategy().extended.worker_devices
+    return devices[0] if len(devices) == 1 else None
 
 
 def total_gradient(
