@@ -8,9 +8,14 @@ from absl import app, logging as absl_logging
 
 from ssl_influence import config as config_lib
 
+# Exit code of what was stopped and saved, and goes on by the same command (EX_TEMPFAIL).
+STOPPED = 75
 
-def run(main: Callable[[], None]) -> None:
+
+def run(main: Callable[[], int | None]) -> None:
     """Parses the flags and calls `main`; a UserError ends the binary with one line and exit code 1.
+
+    What `main` returns is the exit code; nothing is 0.
 
     Binaries import TensorFlow inside `main`: it takes seconds, and neither --help nor a wrong flag
     should wait for it.
@@ -25,7 +30,7 @@ def run(main: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):  # names of files need not be text
             stream.reconfigure(errors="backslashreplace")
         try:
-            main()
+            sys.exit(main())
         except config_lib.UserError as error:
             sys.exit(f"error: {error}")
         except KeyboardInterrupt:

@@ -13,8 +13,8 @@ from experiments import command, comparison
 comparison.define_flags({"dataset": "cifar10.1@250-1024"})
 
 
-def main() -> None:
-    comparison.main("experiments.compare")
+def main() -> int:
+    return 0 if comparison.main("experiments.compare") else command.STOPPED
 
 
 if __name__ == "__main__":

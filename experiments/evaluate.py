@@ -51,6 +51,19 @@ _BATCH_SIZE = flags.DEFINE_integer(
     "Examples a batch (default: 500, or the run's --rows_per_pass if that is less).",
     lower_bound=1,
 )
+_STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "one_device",
+    ("one_device", "mirrored", "tpu"),
+    "Devices to evaluate on: all GPUs of this machine (mirrored), a tpu, or one_device.",
+)
+_TPU = flags.DEFINE_string("tpu", None, "Name of a Cloud TPU; local for that of this machine.")
+_VIRTUAL_CPUS = flags.DEFINE_integer(
+    "virtual_cpus",
+    None,
+    "Take the CPU as so many devices, for mirrored.",
+    lower_bound=1,
+)
 _FOLLOW = flags.DEFINE_boolean("follow", False, "Wait for checkpoints of a run in training.")
 _TIMEOUT_S = flags.DEFINE_integer(
     "timeout_s", 3600, "With --follow: seconds to wait for a new checkpoint.", lower_bound=0
@@ -80,6 +93,8 @@ def _evaluate(follow_s: float | None) -> None:
         config = config.replace(data={"dataset": _DATASET.value})
     if _DATA_DIR.value:
         config = config.replace(data={"data_dir": _DATA_DIR.value})
+    devices = {"strategy": _STRATEGY.value, "tpu": _TPU.value, "virtual_cpus": _VIRTUAL_CPUS.value}
+    config = config.replace(distribution=devices)
     from experiments import launch
     from ssl_influence.data import splits
     from ssl_influence.reporting import tables

@@ -25,8 +25,8 @@ one_run.define_flags(
 )
 
 
-def main() -> None:
-    one_run.main("experiments.fixmatch_cifar")
+def main() -> int:
+    return one_run.main("experiments.fixmatch_cifar")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ one_run.define_flags(
 )
 
 
-def main() -> None:
-    one_run.main("experiments.fixmatch_svhn")
+def main() -> int:
+    return one_run.main("experiments.fixmatch_svhn")
 
 
 if __name__ == "__main__":

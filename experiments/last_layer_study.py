@@ -80,7 +80,8 @@ class Study:
                     "labeled_batch_size": rows["labeled"],
                     "unlabeled_batch_size": examples,
                     "validation_batch_size": rows["validation"],
-                }
+                },
+                distribution={"strategy": "one_device", "tpu": None, "virtual_cpus": None},
             )
         )
         splits.check(manifest, built.manifest)

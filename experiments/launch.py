@@ -17,7 +17,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from experiments import encoders, flags as shared_flags
-from ssl_influence import checkpoints, config as config_lib, evaluation, files, outer_loop, training
+from ssl_influence import (
+    checkpoints,
+    config as config_lib,
+    distribution,
+    evaluation,
+    files,
+    outer_loop,
+    training,
+)
 from ssl_influence.augment import ctaugment
 from ssl_influence.data import (
     duplicates,
@@ -58,8 +66,9 @@ def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -
         nothing is read then that only training needs, such as a pretrained encoder or paraphrases.
 
     Raises:
-      ConfigError: dataset, split or model cannot be had as the config says.
+      ConfigError: dataset, split, model or devices cannot be had as the config says.
     """
+    strategy = distribution.make(config.distribution)  # before anything uses a device
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.train.seed)
     source, split, name, config = load_data(config)
@@ -68,7 +77,9 @@ def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -
         found = encoders.load(config.model) if evaluated_in is None else encoders.of(evaluated_in)
         encoder, tokenizer = found
     with_views = evaluated_in is None
-    pipeline, trainer = assemble(config, source, split, encoder, tokenizer, with_views=with_views)
+    pipeline, trainer = assemble(
+        config, source, split, encoder, tokenizer, with_views=with_views, strategy=strategy
+    )
     paraphrases_sha256 = pipeline.paraphrases_sha256
     if evaluated_in is not None:
         paraphrases_sha256 = splits.read(evaluated_in / "split.json").get("paraphrases_sha256")
@@ -121,6 +132,7 @@ def assemble(
     tokenizer: tokens.TokenizerSpec | None = None,
     *,
     with_views: bool = True,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> tuple[pipeline_lib.Pipeline, training.BilevelTrainer]:
     """The batches, and the trainer for them, of a dataset that was split.
 
@@ -131,26 +143,27 @@ def assemble(
       encoder: of model=bert, as `encoders.load` gives it.
       tokenizer: likewise.
       with_views: the pipeline gives training batches; else those for evaluation alone.
+      strategy: what the trainer divides batches by; None: nothing.
     """
+    strategy = strategy or tf.distribute.get_strategy()
     num_classes, seed = len(source.class_names), config.train.seed
-    model = models.build(
-        config.model,
-        inputs.model_shape(source, tokenizer),
-        num_classes,
-        seed,
-        **({"encoder": encoder.sizes, "pad_id": tokenizer.token_id(tokens.PAD)} if encoder else {}),
-    )
-    if encoder is not None and encoder.weights is not None:
-        new = bert.load(model, encoder.weights)
-        if new and config.model.pooling == "pooler":
-            _log.info("The encoder comes without a pooler: it begins with new weights.")
-    method = methods.build(
-        config.method,
-        num_classes,
-        config.train.train_steps,
-        feature_size=model.outputs[0].shape[-1],
-        seed=seed,
-    )
+    of_encoder = {}
+    if encoder is not None:
+        of_encoder = {"encoder": encoder.sizes, "pad_id": tokenizer.token_id(tokens.PAD)}
+    with strategy.scope():
+        shape = inputs.model_shape(source, tokenizer)
+        model = models.build(config.model, shape, num_classes, seed, **of_encoder)
+        if encoder is not None and encoder.weights is not None:
+            new = bert.load(model, encoder.weights)
+            if new and config.model.pooling == "pooler":
+                _log.info("The encoder comes without a pooler: it begins with new weights.")
+        method = methods.build(
+            config.method,
+            num_classes,
+            config.train.train_steps,
+            feature_size=model.outputs[0].shape[-1],
+            seed=seed,
+        )
     labeled_view = methods_base.labeled_view_of(method)
     views = method.views if with_views else ()
     augmenter = None
@@ -170,7 +183,9 @@ def assemble(
         tokenizer=tokenizer,
     )
     example_weights = training.make_example_weights(config.weights, len(source.labels))
-    trainer = training.BilevelTrainer(model, method, example_weights, config, augmenter=augmenter)
+    trainer = training.BilevelTrainer(
+        model, method, example_weights, config, augmenter=augmenter, strategy=strategy
+    )
     return pipeline, trainer
 
 
@@ -180,9 +195,14 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
     Raises:
       ConfigError: the directory cannot be written, or holds a run with other settings or data.
       NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
+      WorkerError: another worker of the cluster is gone.
     """
     model_dir = pathlib.Path(model_dir)
-    with _claimed(model_dir, built, program), _stop_requests() as stop_requested:
+    with (
+        _claimed(model_dir, built, program),
+        _stop_requests() as stop_requested,
+        distribution.workers_watched(built.trainer.strategy),
+    ):
         _start_weights(built, model_dir)
         _describe_data(built)
         step = outer_loop.train(
@@ -229,9 +249,12 @@ def evaluate(
         }
         run = (built.trainer.model, built.trainer.ema, batches, model_dir)
         if follow_s is None:
-            return evaluation.evaluate_run(*run, every, keep=True)
+            return evaluation.evaluate_run(*run, every, keep=True, strategy=built.trainer.strategy)
         return evaluation.follow_run(
-            *run, current=lambda: _current_settings(built, model_dir), timeout_s=follow_s
+            *run,
+            current=lambda: _current_settings(built, model_dir),
+            timeout_s=follow_s,
+            strategy=built.trainer.strategy,
         )
 
 
@@ -466,6 +489,9 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         if built.encoder is not None:
             _check_encoder(model_dir, built)
         splits.check(splits.read(manifest), built.manifest)
+    if not distribution.is_chief(built.trainer.strategy):
+        yield
+        return
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
         lock = (model_dir / ".lock").open("w")

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from experiments import flags as shared_flags
+from experiments import command, flags as shared_flags
 
 flags.disclaim_key_flags()
 
@@ -13,9 +13,10 @@ def define_flags(defaults: dict) -> None:
     shared_flags.define(defaults)
 
 
-def main(program: str) -> None:
-    """Trains the run that the flags describe, or goes on with it."""
+def main(program: str) -> int:
+    """Trains the run that the flags describe, or goes on with it; returns the exit code."""
     config = shared_flags.to_config()
     from experiments import launch
 
-    launch.train(launch.build(config), shared_flags.model_dir(), program)
+    finished = launch.train(launch.build(config), shared_flags.model_dir(), program)
+    return 0 if finished else command.STOPPED

@@ -52,7 +52,7 @@ _DRAW_STEPS = flags.DEFINE_list(
 _DRAWN = {"per_example": "per-example weights", "supervised": "supervised"}
 
 
-def main() -> None:
+def main() -> int:
     name = sources.parse_name(shared_flags.to_config().data.dataset)
     if name.source not in synthetic.SHAPES:
         raise config_lib.ConfigError(
@@ -61,9 +61,11 @@ def main() -> None:
         )
     steps = _draw_steps()
     cells = comparison.main("experiments.synthetic")
+    if not cells:
+        return command.STOPPED
     directories = {cell.row: cell.model_dir for cell in cells}
     if flags.FLAGS.seeds or not directories.keys() >= _DRAWN.keys():
-        return
+        return 0
     from experiments import launch
     from ssl_influence.reporting import boundaries
 
@@ -80,6 +82,7 @@ def main() -> None:
     boundaries.panels([history], model_dir / "boundaries.png", steps)
     boundaries.animation([history], model_dir / "boundaries.gif")
     print(f"wrote {model_dir / 'boundaries.png'} and {model_dir / 'boundaries.gif'}")
+    return 0
 
 
 def _draw_steps() -> list[int] | None:

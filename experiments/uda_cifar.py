@@ -19,8 +19,8 @@ from experiments import command, one_run
 one_run.define_flags({"dataset": "cifar10.1@250-1024"})
 
 
-def main() -> None:
-    one_run.main("experiments.uda_cifar")
+def main() -> int:
+    return one_run.main("experiments.uda_cifar")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ one_run.define_flags(
 )
 
 
-def main() -> None:
-    one_run.main("experiments.uda_imdb")
+def main() -> int:
+    return one_run.main("experiments.uda_imdb")
 
 
 if __name__ == "__main__":

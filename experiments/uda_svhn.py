@@ -15,8 +15,8 @@ from experiments import command, one_run
 one_run.define_flags({"dataset": "svhn_cropped.1@250-1024"})
 
 
-def main() -> None:
-    one_run.main("experiments.uda_svhn")
+def main() -> int:
+    return one_run.main("experiments.uda_svhn")
 
 
 if __name__ == "__main__":

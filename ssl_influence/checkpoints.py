@@ -1,10 +1,14 @@
 """One checkpoint that holds all state of a run, and what lies beside it."""
 
+import contextlib
 import csv
 import io
+import logging
 import os
 import pathlib
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -14,6 +18,8 @@ import tensorflow as tf
 from ssl_influence import config, files
 
 T = TypeVar("T")
+
+_log = logging.getLogger("ssl_influence")
 
 # kTableMagicNumber, which closes every table that TensorFlow writes (tsl/lib/io/format.h).
 _INDEX_END = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -31,27 +37,30 @@ class Checkpointer:
     """Saves and restores every trackable object of a run under `directory`/ckpt-<step>.
 
     Writing is safe against a kill at any moment: TensorFlow writes the tensors under temporary
-    names, moves them into place, writes their index, and only then points the `checkpoint` file at
-    them; an older checkpoint is deleted after that.
+    names, moves them into place and writes their index. They are then read again, and only if they
+    are whole the `checkpoint` file is pointed at them; an older checkpoint is deleted after that.
 
     Args:
       directory: where checkpoints lie; made on the first save.
       keep: how many of the newest stay.
+      writes: False in a worker that is not the first of its cluster. It takes part in `save`, as
+        TensorFlow asks of all, and what it writes is thrown away.
       **state: the trackable objects, by the name they have in the checkpoint.
     """
 
-    def __init__(self, directory: str | os.PathLike, keep: int, **state):
+    def __init__(self, directory: str | os.PathLike, keep: int, *, writes: bool = True, **state):
         self._checkpoint = tf.train.Checkpoint(**state)
         self._directory = pathlib.Path(directory)
         self._keep = keep
+        self._writes = writes
         self._manager = None
 
     def restore_latest(self) -> bool:
-        """Restores the newest checkpoint, all of it; False where there is none.
+        """Restores the newest checkpoint that is whole, all of it; False where there is none.
 
         Raises:
-          CheckpointError: it is incomplete, lacks state the run needs, or holds state it does not
-            know.
+          CheckpointError: it lacks state the run needs, or holds state it does not know; or there
+            are checkpoints, all of them damaged.
         """
         path = newest(self._directory)
         if path is None:
@@ -60,33 +69,93 @@ class Checkpointer:
         return True
 
     def save(self, step: int) -> str:
-        """Saves as ckpt-<step>, overwriting one of that step; returns its path prefix."""
+        """Saves as ckpt-<step>, overwriting one of that step; returns its path prefix.
+
+        Raises:
+          CheckpointError: it cannot be written, or reads as something else. Nothing is left of it,
+            and older ones are as they were.
+        """
+        if not self._writes:
+            with tempfile.TemporaryDirectory() as folder:
+                return self._checkpoint.write(os.path.join(folder, f"ckpt-{step}"))
         if self._manager is None:
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint, str(self._directory), max_to_keep=self._keep
             )
-        return self._manager.save(checkpoint_number=step)
+        # Called before the manager takes it for the newest, and deletes the oldest.
+        options = tf.train.CheckpointOptions(experimental_write_callbacks=[verify])
+        try:
+            return self._manager.save(checkpoint_number=step, options=options)
+        except (UnreadableError, tf.errors.OpError, OSError) as error:
+            self._remove(step)
+            raise CheckpointError(
+                f"Step {step} cannot be saved in {self._directory} ({_first_line(error)}). Older "
+                "checkpoints are as they were: make room there, and the same command goes on."
+            ) from error
+
+    def _remove(self, step):
+        """What a failed write left, as far as that can be deleted."""
+        for left in self._directory.glob(f"ckpt-{step}[._]*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def newest(directory: str | os.PathLike) -> str | None:
-    """The path prefix of the newest checkpoint; None where there is none.
+    """The path prefix of the newest checkpoint that is whole; None where there is none at all.
 
-    It is the one that the `checkpoint` file names. Where a kill came before that file was first
-    written, it is the last one that is complete. One whose index that kill cut short is none.
+    It is the one that the `checkpoint` file names, or where a kill came before that file was first
+    written the last one. If that is damaged or incomplete, a warning says so, and it is the last
+    one before it that is not.
 
     Raises:
-      CheckpointError: it is incomplete.
+      CheckpointError: there are checkpoints, all of them damaged.
     """
-    path = _named_checkpoint(pathlib.Path(directory))
+    named = _named_checkpoint(pathlib.Path(directory))
     complete = list_checkpoints(directory)
-    if path is None:
-        return next((p for p in reversed(complete.values()) if _has_whole_index(p)), None)
-    if path not in complete.values():
+    if named is None:
+        # The index of one that a kill cut short within the first save is none.
+        complete = {step: path for step, path in complete.items() if _has_whole_index(path)}
+    candidates = list(reversed(complete.values()))
+    if named is not None and named in candidates:
+        candidates = candidates[candidates.index(named) :]
+    elif named is not None:
+        candidates = [path for path in candidates if step_of(path) < step_of(named)]
+        _log.warning("%s is incomplete: its .index or .data file is missing.", named)
+    problem = None
+    for path in candidates:
+        try:
+            verify(path)
+        except UnreadableError as error:
+            problem = problem or error
+            _log.warning("%s", error)
+        else:
+            if path != named and named is not None:
+                _log.warning("Going back to %s.", path)
+            return path
+    if problem is not None:
+        raise problem
+    if named is not None:
         raise CheckpointError(
-            f"{path} is incomplete: its .index or .data file is missing. Put it back, or use a "
-            "new --model_dir."
+            f"{named} is incomplete: its .index or .data file is missing, and there is none before "
+            "it. Put it back, or use a new --model_dir."
         )
-    return path
+    return None
+
+
+def verify(path: str) -> None:
+    """Reads every tensor of the checkpoint at a path prefix, whose checksums TensorFlow compares.
+
+    Raises:
+      UnreadableError: it is damaged, incomplete or gone.
+    """
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError, IndexError) as error:
+        raise UnreadableError(
+            f"{path} cannot be read ({_first_line(error)}): it is damaged."
+        ) from error
 
 
 def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:

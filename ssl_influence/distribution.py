@@ -1,10 +1,11 @@
 """The devices that train a model together: choosing them, and dividing batches among them."""
 
+import contextlib
 import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -125,6 +126,31 @@ def _short(device):
     return task + parts["device"]
 
 
+class WorkerError(config_lib.UserError, RuntimeError):
+    """Workers that trained together do so no longer."""
+
+
+@contextlib.contextmanager
+def workers_watched(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Within the context, the end of another worker ends this one, with a WorkerError."""
+    try:
+        yield
+    except (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+    ) as error:
+        if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise WorkerError(
+            f"Another worker is gone ({reason}). Start all of them again with the same commands: "
+            "they go on from the newest checkpoint."
+        ) from error
+
+
 def divides(strategy: tf.distribute.Strategy, batch: Mapping[str, Any]) -> bool:
     """Whether all rows of a batch can be divided equally among the replicas, or were."""
     count = strategy.num_replicas_in_sync
@@ -167,6 +193,32 @@ def split(batch: Any, strategy: tf.distribute.Strategy, *, whole: bool = False) 
         return tf.nest.map_structure(functools.partial(_part, index=index, count=count), batch)
 
     return strategy.experimental_distribute_values_from_function(part)
+
+
+def filled_up(batch: Any, strategy: tf.distribute.Strategy) -> Any:
+    """The batch with rows of zeros at its end, as far as the replicas need to divide it equally.
+
+    A mask among the tensors is False there.
+    """
+    count = strategy.num_replicas_in_sync
+
+    def fill(tensor):
+        missing = -tensor.shape[0] % count
+        zeros = tf.zeros([missing, *tensor.shape[1:]], tensor.dtype)
+        return tf.concat([tensor, zeros], 0) if missing else tensor
+
+    return tf.nest.map_structure(fill, batch)
+
+
+def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
+    """Whether the flag is set in any worker; all of them have to ask. One process knows by itself.
+
+    Without agreement one worker would end while the others wait for it.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return flag
+    total = strategy.reduce(tf.distribute.ReduceOp.SUM, tf.constant(float(flag)), axis=None)
+    return bool(total > 0)
 
 
 def compiled(

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, config, files, metrics
+from ssl_influence import averages, checkpoints, config, distribution, files, metrics
 
 MEDIAN_WINDOWS = (1, 10, 20, 50)
 POLL_S = 1.0
@@ -25,13 +25,24 @@ class Evaluator:
 
     Args:
       model: gives (features, logits); called with training=False.
+      strategy: divides each batch among its replicas, filled up where that does not go. The model
+        has to be made within its scope. None is the strategy whose scope this is called in, or
+        none.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy | None = None):
         self._model = model
+        self._strategy = strategy or tf.distribute.get_strategy()
 
     @tf.function(reduce_retracing=True)
     def _counts(self, batch):
+        found = self._strategy.run(self._counts_of_part, (batch,))
+        return tf.nest.map_structure(
+            lambda count: self._strategy.reduce(tf.distribute.ReduceOp.SUM, count, axis=None),
+            found,
+        )
+
+    def _counts_of_part(self, batch):
         _, logits = self._model(batch["inputs"], training=False)
         predicted, mask = tf.argmax(logits, 1, tf.int32), batch["mask"]
         wrong = (predicted != tf.cast(batch["label"], tf.int32)) & mask
@@ -49,7 +60,8 @@ class Evaluator:
         """
         totals, predicted = np.zeros(2, np.int64), 0
         for batch in batches:
-            batch_totals, batch_predicted = self._counts(batch)
+            part = distribution.split(distribution.filled_up(batch, self._strategy), self._strategy)
+            batch_totals, batch_predicted = self._counts(part)
             totals += batch_totals.numpy()
             predicted = predicted + batch_predicted.numpy().astype(np.int64)
         wrong, examples = totals.tolist()
@@ -83,6 +95,7 @@ def evaluate_run(
     every: int = 1,
     *,
     keep: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> dict[str, dict]:
     """Evaluates every checkpoint under `model_dir` and writes eval/results.jsonl and
     eval/summary.json.
@@ -100,6 +113,7 @@ def evaluate_run(
       keep: rows that results.jsonl has already stay, also where their checkpoint is gone, and are
         not computed again. Only right where they are of this very run. Without it the files speak
         of the checkpoints that exist now.
+      strategy: see `Evaluator`.
 
     Returns:
       What summary.json holds, see `summarize`.
@@ -107,7 +121,7 @@ def evaluate_run(
     Raises:
       CheckpointError: there is no checkpoint, or one is damaged or lacks the model or its average.
     """
-    results = _Results(model, average, splits, model_dir, keep)
+    results = _Results(model, average, splits, model_dir, keep, strategy)
     found = _list(model_dir)
     last = max([*found, *results.steps], default=0)
     for step, path in checkpoints.on_schedule(found, every, last).items():
@@ -137,6 +151,7 @@ def follow_run(
     *,
     current: Callable[[], config.TrainConfig],
     timeout_s: float,
+    strategy: tf.distribute.Strategy | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, dict]:
@@ -162,6 +177,7 @@ def follow_run(
         used. Asked at every look and before rows are written; should raise if the directory holds
         another run by now.
       timeout_s: seconds to wait for a new checkpoint.
+      strategy: see `Evaluator`.
       clock: seconds that only grow.
       sleep: waits for some seconds.
 
@@ -172,7 +188,7 @@ def follow_run(
       CheckpointError: no checkpoint could be evaluated in time, or one lacks the model or its
         average.
     """
-    results = _Results(model, average, splits, model_dir, keep=True)
+    results = _Results(model, average, splits, model_dir, True, strategy)
     suspects = _Suspects()
 
     def evaluate(step: int, path: str) -> bool:
@@ -225,8 +241,8 @@ def follow_run(
 class _Results:
     """The rows of a run: evaluates checkpoints, and writes results.jsonl and summary.json."""
 
-    def __init__(self, model, average, splits, model_dir, keep):
-        self._evaluator = Evaluator(model)
+    def __init__(self, model, average, splits, model_dir, keep, strategy):
+        self._evaluator = Evaluator(model, strategy)
         self._average = average
         self._splits = splits
         self._model = model

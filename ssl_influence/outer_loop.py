@@ -13,6 +13,7 @@ from ssl_influence import (
     alarms as alarms_lib,
     checkpoints,
     config as config_lib,
+    distribution,
     evaluation,
     event_files,
     example_weights as example_weights_lib,
@@ -66,6 +67,8 @@ def train(
     Returns:
       The step it stands at.
 
+    Of several workers, each goes through this with the same arguments; the first writes.
+
     Raises:
       NonFiniteError: a term of the objective is NaN or infinite. Nothing is saved after the last
         step that was known to be good.
@@ -74,8 +77,13 @@ def train(
     """
     model_dir = pathlib.Path(model_dir)
     window = metrics_lib.MetricWindow()
+    is_chief = distribution.is_chief(trainer.strategy)
     checkpointer = checkpoints.Checkpointer(
-        model_dir / "checkpoints", config.keep_checkpoints, window=window, **trainer.state()
+        model_dir / "checkpoints",
+        config.keep_checkpoints,
+        writes=is_chief,
+        window=window,
+        **trainer.state(),
     )
     if weight_ids is None:
         weight_ids = np.arange(trainer.example_weights.size)
@@ -84,12 +92,12 @@ def train(
     if resumed:
         finished = start == config.train_steps
         _log.info("Already at step %d, the last." if finished else "Resuming from step %d.", start)
-        # A kill may have come between the checkpoint and its weights.
-        _export_weights(model_dir, start, trainer.example_weights, weight_ids)
+        if is_chief:  # A kill may have come between the checkpoint and its weights.
+            _export_weights(model_dir, start, trainer.example_weights, weight_ids)
     expected_moves = pipeline.unlabeled_batch_size / max(len(weight_ids), 1)
     for message in _short_run_warnings(trainer.config, config.train_steps, expected_moves):
         _log.warning(message)
-    evaluator = evaluation.Evaluator(trainer.model)
+    evaluator = evaluation.Evaluator(trainer.model, trainer.strategy)
     validation = pipeline.evaluation_batches("validation", config.evaluation_batch_size)
     validation_counts = _count_labels(validation, trainer.head.units)
     facts = alarms_lib.Facts(
@@ -100,7 +108,7 @@ def train(
         validation_counts=validation_counts,
         class_names=pipeline.spec.class_names,
     )
-    journal = _Journal(model_dir, start, config, facts)
+    journal = _Journal(model_dir, start, config, facts) if is_chief else _NoJournal()
     throughput = metrics_lib.Throughput(lambda batch: _examples_in(batch, trainer.method))
     pending = []
 
@@ -112,7 +120,8 @@ def train(
 
     def save(step: int) -> None:
         checkpointer.save(step)
-        _export_weights(model_dir, step, trainer.example_weights, weight_ids)
+        if is_chief:
+            _export_weights(model_dir, step, trainer.example_weights, weight_ids)
 
     step = start
     for batch in throughput.timed(pipeline.train_dataset(start, config.train_steps)):
@@ -137,7 +146,7 @@ def train(
             row["validation/classes_never_predicted"] = len(unpredicted)
         if row:
             journal.write(step, row, histograms, unpredicted)
-        stop = not last and should_stop()
+        stop = not last and distribution.any_worker(trainer.strategy, should_stop())
         if last or stop or step % config.checkpoint_every == 0:
             settle()
             save(step)
@@ -289,6 +298,19 @@ class _Journal:
 
     def close(self) -> None:
         self._progress.close()
+
+
+class _NoJournal:
+    """That of a worker that writes nothing."""
+
+    def write(self, step, row, histograms, never_predicted) -> None:
+        pass
+
+    def advance(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Progress:

@@ -1,6 +1,7 @@
 """Metrics, checkpoints and evaluation: what a run leaves on disk."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -79,21 +80,42 @@ def test_restoring_half_a_checkpoint_is_an_error(tmp_path):
     assert not checkpoints.Checkpointer(tmp_path / "none", 2, a=tf.Variable(0.0)).restore_latest()
 
 
-def test_a_lost_or_damaged_checkpoint_is_an_error_and_no_fresh_start(tmp_path):
+def test_a_lost_or_damaged_checkpoint_gives_way_to_the_one_before_and_never_to_none(
+    tmp_path, caplog
+):
+    variable = tf.Variable(np.zeros(500, np.float32))
+
     def saver():
-        return checkpoints.Checkpointer(tmp_path, 5, a=tf.Variable(np.zeros(500, np.float32)))
+        return checkpoints.Checkpointer(tmp_path, 5, a=variable)
+
+    def restored_step():
+        variable.assign(tf.fill([500], -1.0))
+        caplog.clear()
+        assert saver().restore_latest()
+        return variable.numpy()[0]
 
     for step in (10, 20):
+        variable.assign(tf.fill([500], float(step)))
         saver().save(step)
     data = tmp_path / "ckpt-20.data-00000-of-00001"
     whole = data.read_bytes()
-    data.write_bytes(whole[:100])
-    with pytest.raises(checkpoints.CheckpointError, match="ckpt-20 cannot be read.*damaged"):
-        saver().restore_latest()
+    for damaged in (whole[:100], whole[:-5] + bytes(5)):
+        data.write_bytes(damaged)
+        assert restored_step() == 10
+        assert re.search("(?s)ckpt-20 cannot be read.*damaged.*Going back to .*10", caplog.text)
     data.unlink()
-    with pytest.raises(checkpoints.CheckpointError, match="ckpt-20 is incomplete"):
+    assert restored_step() == 10 and "ckpt-20 is incomplete" in caplog.text
+    before = tmp_path / "ckpt-10.data-00000-of-00001"
+    kept = before.read_bytes()
+    before.unlink()
+    with pytest.raises(checkpoints.CheckpointError, match="ckpt-20 is incomplete.*none before it"):
         saver().restore_latest()
+    before.write_bytes(kept[:100])
+    with pytest.raises(checkpoints.CheckpointError, match="ckpt-10 cannot be read.*damaged"):
+        saver().restore_latest()
+    before.write_bytes(kept)
     data.write_bytes(whole)
+    assert restored_step() == 20 and not caplog.text
     for text in ("", "garbage"):
         (tmp_path / "checkpoint").write_text(text)
         assert saver().restore_latest()

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+from experiments import command
 from ssl_influence import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -58,6 +59,13 @@ def run(module, *arguments):
 
 def succeeded(result):
     assert result.returncode == 0, result.stderr[-3000:]
+    return result
+
+
+def stopped(result):
+    """Stopped and saved, to be gone on with: neither a success nor an error."""
+    assert result.returncode == command.STOPPED, result.stderr[-3000:]
+    assert "Stopped at step" in result.stderr
     return result
 
 

@@ -14,7 +14,7 @@ import tf_keras as keras
 
 from experiments import flags as shared_flags, launch
 from ssl_influence import averages, checkpoints, config as config_lib
-from tests.experiments.processes import TINY, assert_refused, finish, run, start, succeeded
+from tests.experiments.processes import TINY, assert_refused, finish, run, start, stopped, succeeded
 
 
 def follow(model_dir, timeout_s=600):
@@ -58,7 +58,7 @@ def test_followers_started_before_and_during_training_write_what_a_plain_evaluat
     # Stopped after its first checkpoint: it leaves another one, off the schedule.
     wait_until((model_dir / "checkpoints" / "ckpt-10.index").exists, training)
     training.send_signal(signal.SIGTERM)
-    succeeded(finish(training))
+    stopped(finish(training))
     during = follow(mirror(model_dir, tmp_path / "during"))
     wait_until((tmp_path / "during" / "eval" / "results.jsonl").exists, during)
     succeeded(finish(train(model_dir)))

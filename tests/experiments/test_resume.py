@@ -19,6 +19,7 @@ from tests.experiments.processes import (
     finish,
     run,
     start,
+    stopped,
     succeeded,
     train,
 )
@@ -56,11 +57,9 @@ def test_sigterm_saves_exits_cleanly_and_the_same_command_resumes(whole_run, tmp
     process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
     wait_for(lambda: metrics.read_metrics(tmp_path / "metrics.jsonl"), process)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process)
-    succeeded(stopped)
-    assert "Stopped at step" in stopped.stderr
+    result = stopped(finish(process))
     last = tf.train.latest_checkpoint(str(tmp_path / "checkpoints"))
-    assert f"Stopped at step {last.rsplit('-')[-1]} and saved" in stopped.stderr
+    assert f"Stopped at step {last.rsplit('-')[-1]} and saved" in result.stderr
     assert "Resuming from step" in succeeded(train(tmp_path)).stderr
     assert_same_run(whole_run[0], tmp_path)
 
