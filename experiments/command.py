@@ -8,12 +8,14 @@ from absl import app, logging as absl_logging
 
 from ssl_influence import config as config_lib
 
-# Exit code of what was stopped and saved, and goes on by the same command (EX_TEMPFAIL).
+# Exit code of what the same command goes on with: it was stopped and saved, or another worker is
+# gone (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Parses the flags and calls `main`; a UserError ends the binary with one line and exit code 1.
+    """Parses the flags and calls `main`; a UserError ends the binary with one line and exit code
+    1, or STOPPED where the same command goes on.
 
     What `main` returns is the exit code; nothing is 0.
 
@@ -32,7 +34,8 @@ def run(main: Callable[[], int | None]) -> None:
         try:
             sys.exit(main())
         except config_lib.UserError as error:
-            sys.exit(f"error: {error}")
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            sys.exit(STOPPED if error.goes_on else 1)
         except KeyboardInterrupt:
             sys.exit("error: interrupted; the same command goes on from the newest checkpoint.")
 

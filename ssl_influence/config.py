@@ -119,8 +119,13 @@ VALIDATION_BATCH_NORMS = ("inference", "batch")
 
 
 class UserError(Exception):
-    """What a user can mend; the message is one line that names the cause and the remedy."""
+    """What a user can mend; the message is one line that names the cause and the remedy.
 
+    Attributes:
+      goes_on: nothing has to be mended: the same command goes on.
+    """
+
+    goes_on = False
     ag_pass_through = True  # for AutoGraph, which puts its own type and lines of code in the place
 
 

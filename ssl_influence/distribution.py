@@ -100,8 +100,12 @@ def _multi_worker(timeout_s):
             'none: set it to {"cluster": {"worker": ["host:port", ...]}, "task": {"type": '
             '"worker", "index": 0}} on the first machine, and so on.'
         )
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s)
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    # A timeout of the collectives themselves would cost a sleeping thread for each of them.
+    checks = strategy.extended
+    checks._check_health_interval = max(1, timeout_s // 2)
+    checks._check_health_timeout = max(1, timeout_s // (2 * checks._check_health_retry_limit))
+    return strategy
 
 
 def _tpu(address):
@@ -110,7 +114,7 @@ def _tpu(address):
         if resolver.tpu != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0]
         raise config_lib.ConfigError(
             f"strategy=tpu with tpu={address or 'local'} finds none ({reason}): name one, or use "
@@ -129,6 +133,8 @@ def _short(device):
 class WorkerError(config_lib.UserError, RuntimeError):
     """Workers that trained together do so no longer."""
 
+    goes_on = True
+
 
 @contextlib.contextmanager
 def workers_watched(strategy: tf.distribute.Strategy) -> Iterator[None]:
@@ -144,10 +150,9 @@ def workers_watched(strategy: tf.distribute.Strategy) -> Iterator[None]:
     ) as error:
         if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise
-        reason = str(error).strip().splitlines()[0]
         raise WorkerError(
-            f"Another worker is gone ({reason}). Start all of them again with the same commands: "
-            "they go on from the newest checkpoint."
+            f"Another worker is gone ({type(error).__name__}). Start all of them again with the "
+            "same commands: they go on from the newest checkpoint."
         ) from error
 
 

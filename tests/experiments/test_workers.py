@@ -1,0 +1,83 @@
+"""Several workers, each a process as a scheduler starts them."""
+
+import os
+import subprocess
+import sys
+import time
+
+from experiments import command
+from tests.experiments.processes import (
+    ROOT,
+    TINY,
+    assert_refused,
+    assert_same_run,
+    finish,
+    run,
+    succeeded,
+)
+from tests.test_distribution import free_ports, workers_environment
+
+SMALL = ["--model=mlp", "--hidden_units=8", "--worker_timeout_s=20"]
+
+
+def start_workers(model_dir, *arguments):
+    return [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "experiments.uda_cifar", *TINY, *SMALL),
+                *(f"--model_dir={model_dir}", *arguments),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in workers_environment(free_ports(2))
+    ]
+
+
+def wait_for(condition, *processes, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.005)
+
+
+def test_a_killed_worker_ends_the_other_and_the_pair_goes_on(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    # The same batches on two virtual devices: where workers are is not part of a run.
+    succeeded(run("uda_cifar", *TINY, *SMALL, "--virtual_cpus=2", f"--model_dir={whole}"))
+    pair = start_workers(killed)
+    wait_for((killed / "checkpoints" / "ckpt-10.index").exists, *pair)
+    pair[1].kill()
+    began = time.monotonic()
+    left = finish(pair[0], timeout=100)
+    assert time.monotonic() - began < 40
+    assert left.returncode == command.STOPPED
+    assert_refused(left, "Another worker is gone", "they go on from the newest checkpoint")
+    finish(pair[1])
+    for result in [finish(process) for process in start_workers(killed)]:
+        succeeded(result)
+        assert "Resuming from step" in result.stderr
+    assert_same_run(whole, killed)
+
+
+def test_batches_that_replicas_cannot_divide_are_refused(tmp_path):
+    result = run("uda_cifar", *TINY, *SMALL, "--virtual_cpus=3", f"--model_dir={tmp_path / 'run'}")
+    assert_refused(result, "A batch of 8 examples cannot be divided among 3 replicas")
+
+
+def test_every_example_is_evaluated_once_on_any_devices_in_batches_of_any_size(tmp_path):
+    succeeded(run("uda_cifar", *TINY, *SMALL, "--train_steps=10", f"--model_dir={tmp_path}"))
+    found = set()
+    for devices, size in (("one_device", 500), ("mirrored", 500), ("mirrored", 7)):
+        arguments = ["--virtual_cpus=3"] if devices == "mirrored" else []
+        for name in ("results.jsonl", "summary.json"):
+            (tmp_path / "eval" / name).unlink(missing_ok=True)
+        flags = (f"--strategy={devices}", f"--batch_size={size}", *arguments)
+        succeeded(run("evaluate", f"--model_dir={tmp_path}", *flags))
+        found.add((tmp_path / "eval/results.jsonl").read_text())
+    assert len(found) == 1 and '"examples": 445' in found.pop()
