@@ -1,4 +1,4 @@
-"""Kills a run again and again, at random moments, and compares what comes out with a run left alone.
+"""Kills a run again and again, at random moments, and compares it with one that was left alone.
 
     python -m tests.kills --kills=50
 
