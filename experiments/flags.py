@@ -580,6 +580,13 @@ _TABLE = (
         "worker_timeout_s",
         "Seconds after which a worker of multi_worker that the others wait for is given up.",
     ),
+    (
+        "steps_per_call",
+        "distribution",
+        "steps_per_call",
+        "Steps that the devices take at a time, before Python looks again (default: 1 on CPUs, 20 "
+        "elsewhere).",
+    ),
 )
 
 # Fields that a resumed run may change: they decide where things lie and what is kept, not the run.
@@ -600,6 +607,7 @@ _FREE_ON_RESUME = {
     ("distribution", "tpu"),
     ("distribution", "virtual_cpus"),
     ("distribution", "worker_timeout_s"),
+    ("distribution", "steps_per_call"),
 }
 
 

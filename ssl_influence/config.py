@@ -342,8 +342,8 @@ class AugmentConfig:
         _between("tf_idf_probability", self.tf_idf_probability, 0, 1)
         _require(
             self.strong != "paraphrases" or self.paraphrases,
-            "strong_view=paraphrases needs a file of them: name it as paraphrases, or write one by "
-            "experiments.back_translate.",
+            "strong_view=paraphrases needs a file of them: name it by paraphrases=FILE; "
+            "experiments.back_translate writes one.",
         )
         default = {field.name: field.default for field in dataclasses.fields(self)}
         for flag, views in _STRONG_VIEW_SETTINGS.items():
@@ -430,7 +430,8 @@ class ModelConfig:
         )
         _require(
             self.name != "bert" or bool(self.encoder),
-            "model=bert needs a pretrained encoder: name its folder as encoder.",
+            "model=bert needs a pretrained encoder: name its folder by encoder=FOLDER, or use "
+            "encoder=bert_tiny or encoder=minilm (see third_party.bert).",
         )
 
 
@@ -744,12 +745,15 @@ class DistributionConfig:
       tpu: name or address of a Cloud TPU, "local" for those of this machine.
       virtual_cpus: as how many devices the CPU is taken, to try replicas out without others.
       worker_timeout_s: seconds after which a worker that the others wait for is given up.
+      steps_per_call: steps that the devices take before this process looks at them again; None: 1
+        on CPUs, 20 elsewhere. Where a step needs Python, as with CTAugment, it is 1.
     """
 
     strategy: str = "auto"
     tpu: str | None = None
     virtual_cpus: int | None = None
     worker_timeout_s: int = 60
+    steps_per_call: int | None = None
 
     def __post_init__(self):
         _one_of("strategy", self.strategy, STRATEGIES)
@@ -764,6 +768,8 @@ class DistributionConfig:
                 f"virtual_cpus={self.virtual_cpus} has no effect with strategy=tpu: leave it out.",
             )
         _count("worker_timeout_s", self.worker_timeout_s, 1)
+        if self.steps_per_call is not None:
+            _count("steps_per_call", self.steps_per_call, 1)
 
 
 @dataclasses.dataclass(frozen=True)

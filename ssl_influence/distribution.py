@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from ssl_influence import config as config_lib
 
+# On devices that would wait for Python after each step.
+_STEPS_PER_CALL = 20
+
 _log = logging.getLogger("ssl_influence")
 
 
@@ -198,6 +201,48 @@ def split(batch: Any, strategy: tf.distribute.Strategy, *, whole: bool = False) 
         return tf.nest.map_structure(functools.partial(_part, index=index, count=count), batch)
 
     return strategy.experimental_distribute_values_from_function(part)
+
+
+def split_dataset(
+    dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, whole: bool = False
+) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+    """A dataset of batches as one of the batches that `split` makes of them.
+
+    Args:
+      dataset: its batches are the same in every worker.
+      strategy: see `split`.
+      whole: see `split`.
+    """
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return dataset
+
+    def of_worker(context):
+        own = count // context.num_input_pipelines
+        first = context.input_pipeline_id * own
+
+        def parts(batch):
+            def stacked(tensor):
+                if whole:
+                    return tf.tile(tensor[tf.newaxis], [own] + [1] * tensor.shape.rank)
+                rows = tensor.shape[0] // count
+                parts = tf.reshape(tensor, [count, rows, *tensor.shape[1:]])
+                return parts[first : first + own]
+
+            return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(stacked, batch))
+
+        return dataset.flat_map(parts)
+
+    return strategy.distribute_datasets_from_function(of_worker)
+
+
+def steps_per_call(
+    settings: config_lib.DistributionConfig, strategy: tf.distribute.Strategy
+) -> int:
+    """How many steps the devices are to take at a time; see `config.DistributionConfig`."""
+    if settings.steps_per_call is not None:
+        return settings.steps_per_call
+    return 1 if any("CPU" in device for device in devices(strategy)) else _STEPS_PER_CALL
 
 
 def filled_up(batch: Any, strategy: tf.distribute.Strategy) -> Any:

@@ -1,6 +1,7 @@
 """Numbers of a run: averaged over the steps between two log lines, written as JSON lines."""
 
 import json
+import math
 import os
 import pathlib
 import time
@@ -104,6 +105,17 @@ class Throughput:
             yield batch
             asked = self._clock()
 
+    def took(self, batches: int, batch: Any) -> None:
+        """Counts so many batches like this one, which the devices read by themselves.
+
+        How long they waited is not known then. The first call begins the measurement.
+        """
+        if self._began is None:
+            self._began = self._clock()
+        else:
+            self._examples += batches * self._examples_of(batch)
+        self._waited = math.nan
+
     def flush(self) -> dict[str, float]:
         """What was measured since the last flush; nothing where no batch was.
 
@@ -122,6 +134,8 @@ class Throughput:
             "time/input_wait": self._waited / seconds,
             "time/window_s": seconds,
         }
+        if math.isnan(self._waited):
+            del measured["time/input_wait"]
         self._began, self._waited, self._examples = now, 0.0, 0
         return measured
 

@@ -4,6 +4,7 @@ import logging
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -110,12 +111,13 @@ def train(
     )
     journal = _Journal(model_dir, start, config, facts) if is_chief else _NoJournal()
     throughput = metrics_lib.Throughput(lambda batch: _examples_in(batch, trainer.method))
-    pending = []
+    pending: list[_Done] = []
 
     def settle() -> None:
         """Moves the scalars of finished steps to the window; the one place that waits for them."""
-        for step, values in pending:
-            window.add(step, {name: value.numpy() for name, value in values.items()})
+        for done in pending:
+            for step, values in done.by_step():
+                window.add(step, values)
         pending.clear()
 
     def save(step: int) -> None:
@@ -124,9 +126,9 @@ def train(
             _export_weights(model_dir, step, trainer.example_weights, weight_ids)
 
     step = start
-    for batch in throughput.timed(pipeline.train_dataset(start, config.train_steps)):
-        pending.append((step + 1, _step(trainer, pipeline, step, batch)))
-        step += 1
+    for done in _calls(trainer, pipeline, start, config, throughput):
+        pending.append(done)
+        step += done.count or 1
         last = step == config.train_steps
         row, histograms, unpredicted = {}, {}, []
         if last or step % config.log_every == 0:
@@ -150,7 +152,7 @@ def train(
         if last or stop or step % config.checkpoint_every == 0:
             settle()
             save(step)
-        journal.advance()
+        journal.advance(done.count or 1)
         if stop:
             _log.info("Stopped at step %d and saved; the same command resumes.", step)
             break
@@ -158,14 +160,100 @@ def train(
     return step
 
 
+class _Done(NamedTuple):
+    """Steps that were taken at once.
+
+    Attributes:
+      first: the first of them, counted from 1.
+      count: how many; None: one, whose values are not stacked.
+      values: what they reported, by name, [count] each, but for what a weight step at the beginning
+        of the first reported.
+    """
+
+    first: int
+    count: int | None
+    values: dict[str, tf.Tensor]
+
+    def by_step(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Each step with what it reported."""
+        values = {name: value.numpy() for name, value in self.values.items()}
+        if self.count is None:
+            yield self.first, values
+            return
+        of_weights = {
+            name: values.pop(name) for name in training.REPORTED_OF_WEIGHTS if name in values
+        }
+        for index in range(self.count):
+            of_step = {name: rows[index] for name, rows in values.items()}
+            yield self.first + index, {**(of_weights if index == 0 else {}), **of_step}
+
+
+def _calls(
+    trainer: training.BilevelTrainer,
+    pipeline,
+    start: int,
+    config: config_lib.TrainConfig,
+    throughput: metrics_lib.Throughput,
+) -> Iterator[_Done]:
+    """Takes the steps from `start` on, one at a time or several; asked for more, it goes on.
+
+    Several end where there is something to log, to evaluate or to save, so that a run does not
+    depend on how many they are.
+    """
+    batches = pipeline.train_dataset(start, config.train_steps)
+    at_once = distribution.steps_per_call(trainer.config.distribution, trainer.strategy)
+    if at_once > 1 and not isinstance(batches, tf.data.Dataset):
+        _log.info("Steps are taken one at a time: their batches need Python.")
+        at_once = 1
+    if at_once == 1:
+        for step, batch in enumerate(throughput.timed(batches), start):
+            yield _Done(step + 1, None, _step(trainer, pipeline, step, batch))
+        return
+    weights, step = trainer.config.weights, start
+    weight_batches, whole = _weight_batches(trainer, pipeline, start, config.train_steps)
+    iterator = iter(distribution.split_dataset(batches, trainer.strategy))
+    events = (config.log_every, config.eval_every, config.checkpoint_every)
+    while step < config.train_steps:
+        end = min(step + at_once, config.train_steps, *(step + n - step % n for n in events))
+        due = weight_step_due(step, weights)
+        next_due = (k for k in range(step + 1, end) if weight_step_due(k, weights))
+        count = next(next_due, end) - step
+        values = trainer.steps(count, iterator, weight_batches if due else (), whole=whole)
+        throughput.took(count, batches.element_spec)
+        yield _Done(step + 1, count, values)
+        step += count
+
+
+def _weight_batches(trainer, pipeline, start, stop):
+    """Iterators over what weight steps read from a step on; whether replicas read all of it."""
+    weights = trainer.config.weights
+    if weights.weighting == "fixed":
+        return (), False
+    numbers = _weight_step_at(start, weights), _weight_step_at(stop, weights) + 1
+    validations = pipeline.weight_step_dataset(*numbers)
+    whole = not distribution.divides(trainer.strategy, validations.element_spec)
+    datasets = [distribution.split_dataset(validations, trainer.strategy, whole=whole)]
+    if weights.batch == "fresh":
+        fresh = pipeline.weight_step_dataset(*numbers, fresh=True)
+        datasets.append(distribution.split_dataset(fresh, trainer.strategy))
+    return tuple(map(iter, datasets)), whole
+
+
+def _weight_step_at(step: int, weights: config_lib.WeightConfig) -> int:
+    """The number, from 0, of the weight step that is due at a theta step; else of the next one.
+
+    Counted in weight steps, batches of one after the other see all examples.
+    """
+    return max(-(-(step - weights.warmup_steps) // weights.inner_steps) - 1, 0)
+
+
 def _step(
     trainer: training.BilevelTrainer, pipeline, step: int, batch: training.Batch
 ) -> dict[str, tf.Tensor]:
-    if not weight_step_due(step, trainer.config.weights):
-        return trainer.theta_step(batch)
     weights = trainer.config.weights
-    # Counted in weight steps, so that one after the other sees all examples.
-    weight_step = (step - weights.warmup_steps) // weights.inner_steps - 1
+    if not weight_step_due(step, weights):
+        return trainer.theta_step(batch)
+    weight_step = _weight_step_at(step, weights)
     validation = pipeline.validation_batch(weight_step)
     if weights.batch == "fused":
         return trainer.bilevel_step(batch, validation)
@@ -293,8 +381,8 @@ class _Journal:
         for message in self._alarms.check({"step": step, **row}, never_predicted):
             _log.warning("%s", message)
 
-    def advance(self) -> None:
-        self._progress.advance()
+    def advance(self, steps: int) -> None:
+        self._progress.advance(steps)
 
     def close(self) -> None:
         self._progress.close()
@@ -306,7 +394,7 @@ class _NoJournal:
     def write(self, step, row, histograms, never_predicted) -> None:
         pass
 
-    def advance(self) -> None:
+    def advance(self, steps) -> None:
         pass
 
     def close(self) -> None:
@@ -329,8 +417,8 @@ class _Progress:
             total=stop, initial=start, unit="step", disable=not sys.stderr.isatty(), leave=True
         )
 
-    def advance(self) -> None:
-        self._bar.update()
+    def advance(self, steps: int) -> None:
+        self._bar.update(steps)
 
     def report(self, step: int, row: Mapping[str, float]) -> None:
         shown = {label: row[name] for name, label in self._SHOWN.items() if name in row}

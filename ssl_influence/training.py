@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,6 +29,9 @@ Batch = Mapping[str, Any]
 
 # Purposes of random numbers at a step: those of methods count from 0 up, passes from -1 down.
 _VALIDATION_PASS = -(2**31)
+
+# What weight steps report, and theta steps do not.
+REPORTED_OF_WEIGHTS = ("weights/validation_loss", "weights/solver_iterations")
 
 
 class _Step(NamedTuple):
@@ -164,6 +167,7 @@ class BilevelTrainer(tf.Module):
         self._theta_step = tf.function(self._theta_step_impl)
         self._bilevel_step = tf.function(self._bilevel_step_impl)
         self._weight_step = tf.function(self._weight_step_impl)
+        self._steps = tf.function(self._steps_impl)
 
     def state(self) -> dict[str, Any]:
         """Every trackable object of the run, by its name in the checkpoint."""
@@ -208,6 +212,28 @@ class BilevelTrainer(tf.Module):
         """A weight step alone; theta and BatchNorm's moving statistics stay as they are."""
         whole = not distribution.divides(self.strategy, validation)
         return self._weight_step(self._split(batch), self._split(validation, whole=whole), whole)
+
+    def steps(
+        self,
+        count: int | tf.Tensor,
+        batches: Iterator,
+        weight_batches: tuple[Iterator, ...] = (),
+        *,
+        whole: bool = False,
+    ) -> dict[str, tf.Tensor]:
+        """Steps of theta without a look at them from Python, as single steps would take them.
+
+        Args:
+          count: how many, K.
+          batches: gives theirs, as `distribution.split_dataset` does.
+          weight_batches: if the first begins with a weight step, what gives its validation batch,
+            and where it does not share that of theta its training batch.
+          whole: whether each replica is given whole validation batches.
+
+        Returns:
+          What the steps return, [K, ...] each; what the weight step adds, [...].
+        """
+        return self._steps(tf.convert_to_tensor(count), batches, weight_batches, whole)
 
     def weight_gradient(
         self,
@@ -288,6 +314,27 @@ class BilevelTrainer(tf.Module):
         done = self._on_replicas(self._replica_weight, rows, batch, validation, whole)
         self._finish_weights(done)
         return done.reported
+
+    def _steps_impl(self, count, batches, weight_batches, whole):
+        # Which steps move Lambda is not decided in here: replicas cannot meet within a condition.
+        batch, of_weights = next(batches), {}
+        if not weight_batches:
+            of_theta = self._theta_step(batch)
+        elif len(weight_batches) == 1:
+            of_theta = self._bilevel_step(batch, next(weight_batches[0]), whole)
+            of_weights = {name: of_theta.pop(name) for name in REPORTED_OF_WEIGHTS}
+        else:
+            validation, fresh = map(next, weight_batches)
+            of_weights = self._weight_step(fresh, validation, whole)
+            of_theta = self._theta_step(batch)
+        stacked = {
+            name: tf.TensorArray(value.dtype, count, element_shape=value.shape).write(0, value)
+            for name, value in of_theta.items()
+        }
+        for index in tf.range(1, count):
+            of_theta = self._theta_step(next(batches))
+            stacked = {name: stacked[name].write(index, of_theta[name]) for name in stacked}
+        return {**of_weights, **{name: values.stack() for name, values in stacked.items()}}
 
     def _rows(self, batch, to_move=False):
         """The rows of Lambda that a batch needs, of all replicas."""
@@ -460,11 +507,8 @@ class BilevelTrainer(tf.Module):
         moved = self.example_weights.moved(
             rows, output.example_id, tf.where(usable, gradient, tf.zeros_like(gradient))
         )
-        reported = {
-            "weights/validation_loss": validation_loss,
-            "weights/solver_iterations": tf.cast(info.iterations, tf.float32),
-        }
-        return _Step(moved, ~usable, reported)
+        values = (validation_loss, tf.cast(info.iterations, tf.float32))
+        return _Step(moved, ~usable, dict(zip(REPORTED_OF_WEIGHTS, values, strict=True)))
 
     def _on_validation(self, inputs, step):
         if self.config.weights.validation_batch_norm == "batch":

@@ -223,9 +223,17 @@ class Pipeline:
             return self._adapting_batches(start_step, stop_step)
         if self._lazy:
             return _InThreads(self.train_batch, range(start_step, stop_step))
-        steps = tf.data.Dataset.range(start_step, stop_step)
-        batches = steps.map(self.train_batch, tf.data.AUTOTUNE, deterministic=True)
-        return batches.prefetch(tf.data.AUTOTUNE)
+        return _dataset(self.train_batch, start_step, stop_step)
+
+    def weight_step_dataset(
+        self, start_step: int, stop_step: int, *, fresh: bool = False
+    ) -> tf.data.Dataset:
+        """What `validation_batch`, or `fresh_batch`, gives for each of these weight steps.
+
+        Not where inputs are lazy.
+        """
+        batch = self.fresh_batch if fresh else self.validation_batch
+        return _dataset(batch, start_step, stop_step)
 
     def _adapting_batches(self, start_step: int, stop_step: int) -> Iterator[Batch]:
         interval = self._augment.ctaugment_interval
@@ -454,6 +462,13 @@ def _composed(
             return second(drawn, inputs, step, *rest)
 
     return whole if lazy else graph(whole)
+
+
+def _dataset(make: Callable[[tf.Tensor], Batch], start: int, stop: int) -> tf.data.Dataset:
+    """make(step) of each step in turn, made ahead of its use."""
+    steps = tf.data.Dataset.range(start, stop)
+    batches = steps.map(make, tf.data.AUTOTUNE, deterministic=True)
+    return batches.prefetch(tf.data.AUTOTUNE)
 
 
 def _rows(ids: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

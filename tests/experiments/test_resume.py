@@ -97,7 +97,7 @@ def wait_for(condition, process, seconds=120):
 def test_one_seed_gives_one_run_and_another_seed_another(whole_run, tmp_path):
     flagfile = whole_run[0] / "flags.txt"
     same = f"--model_dir={tmp_path / 'same'}"
-    succeeded(run("uda_cifar", f"--flagfile={flagfile}", same))
+    succeeded(run("uda_cifar", f"--flagfile={flagfile}", same, "--steps_per_call=7"))
     succeeded(train(tmp_path / "other", "--seed=2"))
     assert_same_run(whole_run[0], tmp_path / "same")
     a, b = contents(whole_run[0]), contents(tmp_path / "other")

@@ -48,8 +48,9 @@ def wait_for(condition, *processes, seconds=200):
 
 def test_a_killed_worker_ends_the_other_and_the_pair_goes_on(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    # The same batches on two virtual devices: where workers are is not part of a run.
-    succeeded(run("uda_cifar", *TINY, *SMALL, "--virtual_cpus=2", f"--model_dir={whole}"))
+    # Where the devices are, and how many steps they take at a time, is not part of a run.
+    devices = ("--virtual_cpus=2", "--steps_per_call=7")
+    succeeded(run("uda_cifar", *TINY, *SMALL, *devices, f"--model_dir={whole}"))
     pair = start_workers(killed)
     wait_for((killed / "checkpoints" / "ckpt-10.index").exists, *pair)
     pair[1].kill()
