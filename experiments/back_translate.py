@@ -11,9 +11,11 @@ without a shell, once for every --chunk_size texts. Of apertium, -u keeps it fro
 words by *, and -f line from moving words from one line to the next.
 
 Takes the flags of a training run (or its --flagfile), reads the data as the run would, and
-translates all examples that have an id; those of the test part have none. Spaces and line breaks in
-a text become single spaces first. A text that is translated to nothing is its own paraphrase. Where
-a text's last full stop is lost, as `apertium -f line` loses it, it is put back.
+translates all examples that have an id; those of the test part have none. Data of your own are
+named with an ending, as for a run: --dataset=csv:/data/reviews.csv.1@20-20. Whatever its numbers,
+the file serves every split of them. Spaces and line breaks in a text become single spaces first. A
+text that is translated to nothing is its own paraphrase. Where a text's last full stop is lost, as
+`apertium -f line` loses it, it is put back.
 
 What is finished is kept beside the output, in a folder that ends in .partial, until all is: after
 an interruption the same command goes on from there. `ssl_influence.data.paraphrases` has the form

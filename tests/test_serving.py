@@ -14,10 +14,11 @@ import tensorflow as tf
 from PIL import Image
 
 from ssl_influence import averages, checkpoints, config
-from ssl_influence.data import images, inputs as inputs_lib
+from ssl_influence.data import images, inputs as inputs_lib, tokens
 from ssl_influence.models import registry as models
 from ssl_influence.serving import classifier as classifier_lib, predictions, reading, saved_model
 from tests import isolated
+from tests.experiments import text_encoder
 
 GRAY = inputs_lib.InputSpec("image", (4, 6, 1), ("no", "yes"), (2 / 255,), (-1.0,))
 COLORED = inputs_lib.InputSpec("image", (4, 6, 3), ("a", "b"), (0.02, 0.01, 0.03), (-1, 0.5, 0))
@@ -268,6 +269,7 @@ BAD_TEXTS = {
     "empty table": ("t.tsv", b"", "t.tsv is empty: it needs a row of column names"),
     "header alone": ("t.tsv", b"text\tlabel\n", "t.tsv holds no text"),
     "UTF-16": ("t.txt", "good".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8"),
+    "image": ("t.png", b"\x89PNG\r\n", "the model takes texts: name files of lines, or tables"),
     "Latin-1": ("t.csv", "text\nnaïve\n".encode("latin-1"), "line 2 has the byte 0xef"),
     "open quote": ("t.csv", b'text\n"never closed\n', "a quotation mark in the row"),
     "no such file": ("", b"", "does not exist"),
@@ -302,8 +304,30 @@ def test_texts_given_themselves_have_to_be_utf_8_and_nothing_resizes_them(tmp_pa
         reading.texts([os.fsdecode(b"na\xefve")]).read(0)
     with pytest.raises(config.ConfigError, match="--resize is for images, and the model takes tex"):
         reading.find([tmp_path], TEXT, AS_THEY_ARE, resize=True)
-    with pytest.raises(config.ConfigError, match="holds no .txt file"):
+    with pytest.raises(config.ConfigError, match="holds no .txt file, and the model takes texts"):
         reading.find([tmp_path], TEXT, AS_THEY_ARE)
+
+
+def test_texts_without_a_word_and_those_that_are_cut_are_counted(caplog):
+    pytest.importorskip("tensorflow_text")
+    tokenizer = tokens.TokenizerSpec(text_encoder.VOCABULARY, True, 5, "left")
+    spec = inputs_lib.InputSpec("text", (), ("no", "yes"), tokenizer=tokenizer)
+
+    def model(ids, training):
+        return None, tf.one_hot(tf.argmax(ids, 1), 2)
+
+    classifier = classifier_lib.Classifier(model, spec)
+    batches = [
+        (["a", "b", "c"], np.array(["", " \u3000", "good bad end"], object)),
+        (["d"], np.array(["good bad end good"], object)),
+    ]
+    list(predictions.table(classifier, batches))
+    said = "Of 4 texts 2 have no word, and 1 are cut to 5 tokens, their left end kept."
+    assert caplog.messages == [said]
+    caplog.clear()
+    names, inputs = batches[0]
+    list(predictions.table(classifier, [(names[2:], inputs[2:])]))
+    assert not caplog.messages
 
 
 def npz(path, **arrays):

@@ -165,14 +165,16 @@ def test_what_does_not_go_with_texts_or_with_images_is_refused_in_one_line(confi
             model={"mixed_precision": "bfloat16"},
         ),
         "method=mixmatch perturbs or mixes": lambda: config.replace(method={"name": "mixmatch"}),
-        "model=bert needs a pretrained encoder": lambda: config.replace(model={"encoder": None}),
+        "model=bert needs a pretrained encoder.* encoder=FOLDER": lambda: config.replace(
+            model={"encoder": None}
+        ),
         "has no effect with model=wide_resnet": lambda: config.replace(
             model={"name": "wide_resnet"}
         ),
         "sequence_length=41 is more than the 40 positions": lambda: config.replace(
             model={"sequence_length": 41}
         ),
-        "strong_view=paraphrases needs a file": lambda: config.replace(
+        "strong_view=paraphrases needs a file.* paraphrases=FILE": lambda: config.replace(
             augment={"paraphrases": None}
         ),
         "paraphrases=.* has no effect with strong_view=tf_idf": lambda: config.replace(

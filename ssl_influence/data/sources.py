@@ -79,10 +79,16 @@ def parse_name(text: str) -> names.DatasetName:
     if name is None:
         raise config.ConfigError(
             f"dataset={text!r} is not of the form source.seed@labels-validation, for example "
-            f"cifar10.1@250-1024 or folder:/data/birds.1@40-100, nor one of the known sources: "
-            f"{', '.join(sorted(_KNOWN))}."
+            f"cifar10.1@250-1024 or csv:/data/reviews.csv.1@20-20. {_sources_there()}"
         )
     return name
+
+
+def _sources_there() -> str:
+    return (
+        f"Known sources: {', '.join(sorted(_KNOWN))}; your own data: "
+        f"{', '.join(f'{own}:PLACE' for own in _OWN)}."
+    )
 
 
 def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> examples.Source:
@@ -139,9 +145,7 @@ def _read(name: names.DatasetName, settings: config.DataConfig) -> examples.Coll
         reader = known.released if known else _OWN.get(kind)
     if reader is None:
         raise config.ConfigError(
-            f"dataset={str(name)!r}: the source {name.source!r} is not known. Known sources: "
-            f"{', '.join(sorted(_KNOWN))}; your own data: "
-            f"{', '.join(f'{own}:PLACE' for own in _OWN)}."
+            f"dataset={str(name)!r}: the source {name.source!r} is not known. {_sources_there()}"
         )
     if place == "":
         raise config.ConfigError(f"dataset={str(name)!r} names no place after {kind}:.")

@@ -185,6 +185,6 @@ def _tensorflow_text():
     except ImportError as error:
         raise config_lib.ConfigError(
             "Tokenizing texts needs tensorflow_text: "
-            'pip install -c third_party/constraints.txt -e ".[text]".'
+            'pip install --use-pep517 -c third_party/constraints.txt -e ".[text]".'
         ) from error
     return tensorflow_text

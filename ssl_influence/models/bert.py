@@ -247,7 +247,7 @@ def new_encoder(sizes: Sizes, dropout: float) -> layers.Layer:
     except ImportError as error:
         raise config.ConfigError(
             f"model=bert needs the package tf-models-official ({error}): "
-            'pip install -c third_party/constraints.txt -e ".[text]"'
+            'pip install --use-pep517 -c third_party/constraints.txt -e ".[text]"'
         ) from error
     approximate = sizes.gelu == "tanh"
     return bert_encoder.BertEncoderV2(

@@ -3,15 +3,19 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from ssl_influence import config, serving
+from ssl_influence.data import inputs as inputs_lib
 from ssl_influence.serving import classifier as classifier_lib
 
 _COLUMNS = ("input", "class", "probability")
+
+_log = logging.getLogger("ssl_influence")
 
 
 def table(
@@ -27,6 +31,8 @@ def table(
     probability_2, class_3, ... "json" has a line {"input", "class", "probability", "probabilities":
     {class: probability, ...}} for each input, with `top` of the most probable ones alone, in
     descending order.
+
+    Of texts, how many are empty or too long to be read whole is logged at the end.
 
     Args:
       classifier: makes the predictions.
@@ -47,6 +53,8 @@ def table(
         raise config.ConfigError(
             f"top={top} is out of range: the model has {len(class_names)} classes."
         )
+    if classifier.spec.tokenizer is not None:
+        batches = _measured(classifier.spec, batches)
     if file_format == "json":
         return _json(classifier, batches, top)
     clashing = set(_COLUMNS) & set(class_names)
@@ -56,6 +64,29 @@ def table(
             "--format=json."
         )
     return _csv(classifier, batches, top)
+
+
+def _measured(
+    spec: inputs_lib.InputSpec, batches: Iterable[tuple[Sequence[str], np.ndarray]]
+) -> Iterator[tuple[Sequence[str], np.ndarray]]:
+    """The batches of texts; then logs how many have no word, and how many are cut."""
+    total = empty = cut = 0
+    length = spec.tokenizer.sequence_length
+    for names, texts in batches:
+        lengths = spec.built_tokenizer.lengths(tf.constant(texts)).numpy()
+        total += len(texts)
+        empty += np.count_nonzero(lengths == 2)  # [CLS] and [SEP]
+        cut += np.count_nonzero(lengths > length)
+        yield names, texts
+    if empty or cut:
+        _log.warning(
+            "Of %d texts %d have no word, and %d are cut to %d tokens, their %s end kept.",
+            total,
+            empty,
+            cut,
+            length,
+            spec.tokenizer.keep_end,
+        )
 
 
 def _csv(classifier, batches, top):

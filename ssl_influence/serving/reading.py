@@ -164,7 +164,10 @@ def _texts(path: pathlib.Path, is_folder: bool, settings: config.DataConfig) -> 
     if is_folder:
         below = sorted(path.rglob("*.txt"))
         if not below:
-            raise config.ConfigError(f"{path} holds no .txt file: name a folder that does.")
+            raise config.ConfigError(
+                f"{path} holds no .txt file, and the model takes texts: name a folder that does, "
+                "files of lines, or tables."
+            )
         return Part(
             rows.Strings(map(str, below)), lambda row: _decoded(_bytes(below[row]), below[row])
         )
@@ -203,8 +206,8 @@ def _decoded(data: bytes, where: str | pathlib.Path) -> np.ndarray:
         return np.array(data.decode("utf-8"), object)
     except UnicodeDecodeError as error:
         raise config.ConfigError(
-            f"{where} has the byte 0x{data[error.start]:02x}, which is not UTF-8: save it as UTF-8 "
-            "text."
+            f"{where} has the byte 0x{data[error.start]:02x}, which is not UTF-8, and the model "
+            "takes texts: name files of lines, or tables, in UTF-8."
         ) from error
 
 

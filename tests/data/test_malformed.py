@@ -627,7 +627,12 @@ def list_with_folder(tmp):
 VECTOR = {"columns": "a,b,label", "good_row": "1,2,0"}
 PARTED = {"columns": "text,label,part", "good_row": "fine,1,train"}
 TABLES = [
-    Case("csv, no file", "csv", lambda tmp: tmp / "no.csv", "cannot be read: No such file"),
+    Case(
+        "csv, no file",
+        "csv",
+        lambda tmp: tmp / "no.csv",
+        "cannot be read: No such file or directory; name a table",
+    ),
     Case("csv, a folder", "csv", lambda tmp: tmp, "cannot be read: Is a directory"),
     Case("csv, locked", "csv", locked_table, "cannot be read: Permission denied"),
     csv_case("empty file", "", "is empty"),
@@ -657,7 +662,14 @@ TABLES = [
     csv_case(
         "texts of another name",
         "review,label\ngood,1\n",
-        "line 2: 'good' in.*'review'.*--text_column",
+        "line 2: 'good' in the column 'review' is no number.* no column 'text' of texts "
+        r"\(--text_column\) or 'image' of images \(--image_column\), only 'review', 'label'",
+    ),
+    csv_case(
+        "no column of the name given",
+        "text,label\ngood,1\n",
+        "line 2: 'good' in the column 'text' is no number.* no column 'review' of texts",
+        text_column="review",
     ),
     csv_case(
         "fewer columns in the settings", "a,1,x\n", "line 1 has 3 cells", columns=("text", "label")

@@ -154,6 +154,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path):
         (["--forward=no_such_translator -u"], "there is no command 'no_such_translator'"),
         (["--backward='open"], "--backward='open cannot be read: No closing quotation"),
         (["--dataset=digits"], "--dataset=digits holds no texts but images"),
+        ([f"--dataset=tsv:{tmp_path / 'texts.tsv'}"], "csv:/data/reviews.csv.1@20-20"),
         ([f"--output={tmp_path / 'texts.tsv'}/x"], "cannot be written (Not a directory)"),
     ):
         processes.assert_refused(_run(tmp_path, *more), says)

@@ -10,6 +10,8 @@ from PIL import Image
 from tests.experiments import text_encoder
 from tests.experiments.processes import assert_refused, run, succeeded
 
+LONG = 'a "long" text\n\tof many, many words ' * 20
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -44,7 +46,11 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(folder, table, tmp_path_factory):
     """The inspections of all tests, two at a time."""
+    tested = tmp_path_factory.mktemp("tested") / "long.csv"
+    with tested.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), (LONG, "bad"), ("fine", "good")])
     output = tmp_path_factory.mktemp("output") / "new" / "pets"
+    texts_output = output.with_name("texts")
     skip = ["--on_bad_example=skip", "--max_memory_gb=0"]
     arguments = {
         "images": [f"--dataset=folder:{folder}.1@4-6", *skip, f"--output={output}"],
@@ -55,6 +61,8 @@ def results(folder, table, tmp_path_factory):
             f"--encoder={text_encoder.write_encoder(tmp_path_factory.mktemp('encoder') / 'here')}",
             "--sequence_length=5",
             "--strong_view=tf_idf",
+            f"--test_data=csv:{tested}",
+            f"--output={texts_output}",
         ],
         "vectors": ["--dataset=two_moons.1@10-30"],
         "damaged": [f"--dataset=folder:{folder}.1@4-6"],
@@ -63,7 +71,8 @@ def results(folder, table, tmp_path_factory):
     }
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         done = pool.map(lambda given: run("inspect_data", *given), arguments.values())
-        return {**dict(zip(arguments, done, strict=True)), "output": output}
+        results = dict(zip(arguments, done, strict=True))
+    return {**results, "output": output, "texts_output": texts_output}
 
 
 def test_of_images_roles_skipped_files_copies_and_levels_are_printed(results, folder):
@@ -149,6 +158,21 @@ def test_of_texts_and_a_model_for_them_what_it_reads_is_printed(results):
     assert len(shown) == 3
     for place in shown:
         assert lines[place + 1].startswith("  weak: ") and lines[place + 2].startswith("  strong: ")
+
+
+def test_of_texts_the_table_of_examples_has_how_each_begins(results):
+    pytest.importorskip("tensorflow_text")
+    succeeded(results["tokens"])
+    with (results["texts_output"] / "examples.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows[:30]] == [f"review number {i}" for i in range(30)]
+    assert rows[31]["text"] == "" and rows[31]["name"] == "line 33"
+    long, fine = rows[32:]
+    assert long["text"] == LONG.replace("\n\t", " ")[:200] and fine["text"] == "fine"
+    assert [(row["example_id"], row["role"]) for row in (long, fine)] == [
+        ("0", "test"),
+        ("1", "test"),
+    ]
 
 
 def test_of_vectors_the_range_of_each_column_is_printed(results):

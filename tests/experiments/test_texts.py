@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -124,6 +125,8 @@ def test_texts_are_predicted_for_from_anywhere_and_exported(runs, tmp_path):
         "--format=json",
     )
     found = [json.loads(line) for line in succeeded(result).stdout.splitlines()]
+    # An empty line, one of spaces, and an empty file.
+    assert re.search(r"texts 3 have no word, and \d+ are cut to 12 tokens", result.stderr)
     texts = [*lines, *(text for text, _ in rows), "two lines\nof a good film\n", "", *given]
     names = [line["input"] for line in found]
     assert len(names) == len(texts) and names[-2:] == given

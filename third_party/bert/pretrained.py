@@ -396,7 +396,8 @@ def _open_safetensors(path: pathlib.Path) -> _Stored:
         import safetensors
     except ImportError as error:
         raise PretrainedError(
-            f'{path} needs safetensors: pip install -c third_party/constraints.txt -e ".[text]"'
+            f"{path} needs safetensors: "
+            'pip install --use-pep517 -c third_party/constraints.txt -e ".[text]"'
         ) from error
     try:
         # Not load_file, which has no bfloat16 for NumPy.

@@ -126,6 +126,7 @@ class _Layout(NamedTuple):
       inputs: the numbers of the columns that an example is made of.
       label: the number of the column with the label; None: there is none.
       part: of the column with the part.
+      absent: of vectors, what would have made them texts or images, in words.
     """
 
     columns: list[str]
@@ -133,6 +134,7 @@ class _Layout(NamedTuple):
     inputs: list[int]
     label: int | None
     part: int | None
+    absent: str = ""
 
 
 def _records(where: str, place: str, kind: str) -> Iterator[_Record | _BadRow]:
@@ -147,7 +149,9 @@ def _records(where: str, place: str, kind: str) -> Iterator[_Record | _BadRow]:
         ) as file:
             yield from {"csv": _csv_records, "tsv": _tsv_records}[kind](where, file)
     except OSError as error:
-        raise config.ConfigError(f"{where} cannot be read: {error.strerror or error}.") from error
+        raise config.ConfigError(
+            f"{where} cannot be read: {error.strerror or error}; name a table that can."
+        ) from error
 
 
 def _csv_records(where: str, file: Iterator[str]) -> Iterator[_Record | _BadRow]:
@@ -256,7 +260,11 @@ def _layout(where: str, columns: list[str], settings: config.DataConfig) -> _Lay
             f"{where} has a column of numbers without a name, as pandas writes the index: write it "
             "with index=False, or name the column."
         )
-    return _Layout(columns, "vector", others, label, part)
+    absent = (
+        f"no column {settings.text_column!r} of texts (--text_column) or {settings.image_column!r} "
+        f"of images (--image_column), only {shown}"
+    )
+    return _Layout(columns, "vector", others, label, part, absent)
 
 
 class _Table:
@@ -329,8 +337,8 @@ class _Table:
         except ValueError as error:
             raise _BadRow(
                 f"{self.where}, line {line}: {_cut(cell)} in the column "
-                f"{_cut(self.layout.columns[column])} is no number; a table of texts or images "
-                "needs --text_column or --image_column."
+                f"{_cut(self.layout.columns[column])} is no number: mend it, or name another "
+                f"column, as there is {self.layout.absent}."
             ) from error
         if not math.isfinite(number) or abs(number) > _FLOAT32_MAX:
             raise _BadRow(
