@@ -41,6 +41,7 @@ _QUANTITIES = {
     "max_s": ("max", 1e3),
     "cpu_s": ("CPU, ms", 1e3),
     "float_operations": ("GFLOP", 1e-9),
+    "most_float_operations": ("at most", 1e-9),
     "peak_memory_bytes": ("peak, MiB", 2**-20),
     "images_per_s": ("images/s", 1),
     "tokens_per_s": ("tokens/s", 1),
@@ -49,10 +50,13 @@ _QUANTITIES = {
     "mean_s": ("mean, ms", 1e3),
     "wait_share": ("waiting, %", 100),
 }
-_RATIO_HEADINGS = {
-    "median_s": "by the clock",
-    "cpu_s": "in CPU seconds",
-    "peak_memory_bytes": "in peak memory",
+# quantity -> heading, decimals
+_RATIO_QUANTITIES = {
+    "median_s": ("by the clock", 3),
+    "cpu_s": ("in CPU seconds", 3),
+    "peak_memory_bytes": ("in peak memory", 3),
+    "float_operations": ("in operations", 5),
+    "most_float_operations": ("at most", 5),
 }
 
 
@@ -129,12 +133,12 @@ def _table(rows: timing.Rows) -> str:
 def _ratio_table(ratios: timing.Rows) -> str:
     from ssl_influence.reporting import tables
 
-    shown = [name for name in _RATIO_HEADINGS if any(name in row for row in ratios.values())]
+    shown = [name for name in _RATIO_QUANTITIES if any(name in row for row in ratios.values())]
     cells = [
-        [name, *(f"{row[q]:.3f}" if q in row else "-" for q in shown)]
+        [name, *(f"{row[q]:.{_RATIO_QUANTITIES[q][1]}f}" if q in row else "-" for q in shown)]
         for name, row in ratios.items()
     ]
-    return tables.render(["ratio", *(_RATIO_HEADINGS[q] for q in shown)], cells)
+    return tables.render(["ratio", *(_RATIO_QUANTITIES[q][0] for q in shown)], cells)
 
 
 if __name__ == "__main__":

@@ -60,12 +60,17 @@ def run(config: config_lib.Config, repeats: int, *, with_weights: bool) -> None:
         wait(second or trainer.theta_step(batch))
 
 
-def make_trainer(config: config_lib.Config) -> training.BilevelTrainer:
-    """A trainer for images of IMAGE_SHAPE."""
-    model = models.build(config.model, IMAGE_SHAPE, NUM_CLASSES, config.train.seed)
+def make_trainer(
+    config: config_lib.Config,
+    input_shape: tuple[int, ...] = IMAGE_SHAPE,
+    num_classes: int = NUM_CLASSES,
+    **of_encoder: Any,
+) -> training.BilevelTrainer:
+    """A trainer for inputs of a shape, with new weights; `of_encoder` is for `models.build`."""
+    model = models.build(config.model, input_shape, num_classes, config.train.seed, **of_encoder)
     method = methods.build(
         config.method,
-        NUM_CLASSES,
+        num_classes,
         config.train.train_steps,
         feature_size=model.outputs[0].shape[-1],
         seed=config.train.seed,
