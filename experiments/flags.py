@@ -547,7 +547,8 @@ _TABLE = (
         "mixed_precision",
         "model",
         "mixed_precision",
-        "bfloat16 computes in half precision, with variables and influence in float32.",
+        "bfloat16 or float16 (with scaled losses) compute in half precision, with variables and "
+        "influence in float32.",
     ),
     (
         "sync_bn",

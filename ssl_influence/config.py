@@ -90,7 +90,7 @@ SCHEDULES = ("cosine", "half_cosine", "linear", "constant")
 MODELS = ("wide_resnet", "mlp", "bert")
 POOLINGS = ("pooler", "first", "mean")
 KEPT_ENDS = ("right", "left")
-MIXED_PRECISIONS = ("none", "bfloat16")
+MIXED_PRECISIONS = ("none", "bfloat16", "float16")
 # Methods that mix or perturb inputs, which token ids cannot be.
 _CONTINUOUS_INPUTS = ("vat", "mixmatch", "remixmatch")
 # Settings of AugmentConfig, by their flags, and the strong views that they are for.
@@ -374,8 +374,9 @@ class ModelConfig:
         says.
       head: "softmax", C logits; "binary", one number f that gives the logits (f/2, -f/2) of two
         classes (the paper's appendix).
-      mixed_precision: "bfloat16" computes in half precision, with variables, features, logits,
-        losses and influence in float32; "none" computes in float32.
+      mixed_precision: "bfloat16" and "float16" compute in half precision, with variables,
+        features, logits, losses and influence in float32; "none" computes in float32. With float16
+        the loss is scaled, as far as gradients allow: steps whose gradients overflow are left out.
       sync_bn: BatchNorm normalizes by the batch of all replicas; else each by its own part.
     """
 

@@ -85,7 +85,8 @@ class BilevelTrainer(tf.Module):
         ssl_influence.methods.base, and the methods beside it.
       example_weights: Lambda.
       config: `weights`, `optimizer`, `train.train_steps` and `train.jit_compile` are read.
-      optimizer: replaces the one that `config.optimizer` names.
+      optimizer: replaces the one that `config.optimizer` names. Either scales the loss if
+        `config.model.mixed_precision` is float16.
       head: the Dense layer; None finds the layer called "head", or else the model's last Dense
         layer. One with a single unit f is the binary head, of logits (f/2, -f/2).
       last_block: the variables that influence_params=last_block is over; None are those of
@@ -147,6 +148,8 @@ class BilevelTrainer(tf.Module):
                 self.optimizer.exclude_from_weight_decay(
                     [v for v in self.trainable if not self._is_decayed(v)]
                 )
+            if config.model.mixed_precision == "float16":
+                self.optimizer = keras.mixed_precision.LossScaleOptimizer(self.optimizer)
             self.optimizer.build(self.trainable)
             self.ema = averages.of_model(model, config.optimizer)
         self._influence_variables = self._variables_of_influence(last_block)
@@ -399,11 +402,12 @@ class BilevelTrainer(tf.Module):
                 # Each replica has a share of it, as of the other terms.
                 "loss_l2": self._half_squares(output.supervised.dtype) / replicas.count(),
             }
-            loss = tf.add_n(list(terms.values()))
+            loss = self._scaled(tf.add_n(list(terms.values())))
         gradients = [
             replicas.total_gradient(gradient, optimizers.total)
             for gradient in self._gradients(tape, loss, recorded)
         ]
+        gradients = self._unscaled(gradients)
         norm = tf.linalg.global_norm(gradients)
         gradients = optimizers.clip(gradients, norm, self.config.optimizer.clip_norm)
         graded = () if self.augmenter is None else self._graded(batch["probe"])
@@ -419,7 +423,7 @@ class BilevelTrainer(tf.Module):
         }
         reported = {
             **replicas.total(terms),
-            "gradient_norm": norm,
+            "gradient_norm": norm if self._loss_scale is None else _where_finite(norm),
             **_of_all_rows({**of_terms, **output.metrics}),
         }
         reported = {f"train/{name}": value for name, value in reported.items()}
@@ -428,6 +432,24 @@ class BilevelTrainer(tf.Module):
             observation=() if output.observation is None else replicas.mean(output.observation),
             graded=graded,
         )
+
+    @property
+    def _loss_scale(self):
+        scales = isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer)
+        return self.optimizer if scales else None
+
+    def _scaled(self, loss):
+        """The loss times what keeps its gradients within the range of float16."""
+        return loss if self._loss_scale is None else self._loss_scale.get_scaled_loss(loss)
+
+    def _unscaled(self, gradients):
+        """Gradients of the loss from those of `_scaled`; not finite where that was too large.
+
+        The optimizer then leaves the step out and lowers the scale.
+        """
+        if self._loss_scale is None:
+            return gradients
+        return self._loss_scale.get_unscaled_gradients(gradients)
 
     def _half_squares(self, dtype):
         """1/2 sum_v l2_v |v|^2."""
@@ -692,6 +714,12 @@ class BilevelTrainer(tf.Module):
                 "head(features), or pass the right layer as head=."
             )
         self._head_checked = True
+
+
+def _where_finite(value: tf.Tensor) -> tf.Tensor:
+    """(value, 1), or (0, 0) where it is not finite: what `metrics.MetricWindow` takes means of."""
+    finite = tf.math.is_finite(value)
+    return tf.stack([tf.where(finite, value, 0.0), tf.cast(finite, value.dtype)])
 
 
 def _of_all_rows(metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -477,3 +477,48 @@ def test_what_a_run_is_too_short_for_is_said(settings, says):
     assert list(outer_loop._short_run_warnings(fine, 40, 0.1)) == []
     (message,) = outer_loop._short_run_warnings(fine.replace(**settings), 40, 0.1)
     assert re.search(says, message)
+
+
+def half_precision_trainer():
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([DIM])
+        hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+        features = keras.layers.Activation("linear", dtype="float32")(hidden)
+        logits = keras.layers.Dense(CLASSES, name="head", dtype="float32")(features)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    config = make_config(model={"mixed_precision": "float16"}, optimizer={"clip_norm": 3.0})
+    return make_trainer(config, keras.Model(inputs, [features, logits]))
+
+
+def test_float16_takes_the_steps_of_float32_and_leaves_out_those_that_overflow(tmp_path):
+    half, full = half_precision_trainer(), make_trainer(make_config(optimizer={"clip_norm": 3.0}))
+    pipeline = ToyPipeline()
+    for step in range(4):
+        batch, validation = pipeline.train_batch(step), pipeline.validation_batch(0)
+        for trainer in (half, full):
+            reported = trainer.bilevel_step(batch, validation)
+        for a, b in zip(half.model.variables, full.model.variables, strict=True):
+            assert a.dtype == tf.float32
+            np.testing.assert_allclose(a, b, atol=2e-3)
+    assert reported["train/gradient_norm"].shape == []
+    np.testing.assert_allclose(
+        half.example_weights.values(), full.example_weights.values(), atol=2e-3
+    )
+    scale = half.optimizer.loss_scale
+    state = [*half.model.trainable_variables, *half.optimizer.inner_optimizer.momentums]
+    before, too_large = values(state), 2.0**40
+    half.optimizer._loss_scale._current_loss_scale.assign(too_large)
+    reported = half.theta_step(pipeline.train_batch(9))
+    for old, new in zip(before, values(state), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert float(half.optimizer.loss_scale) == too_large / 2 > float(scale)
+    assert reported["train/gradient_norm"].numpy().tolist() == [0, 0] and half.step == 5
+    assert np.isfinite(reported["train/loss_supervised"])
+    # Within a run, whose window takes no mean over steps that were left out.
+    outer_loop.train(half, pipeline, tmp_path, half.config.train)
+    rows = metrics.read_metrics(tmp_path / "metrics.jsonl")
+    assert all(np.isfinite(row.get("train/gradient_norm", 0)) for row in rows)

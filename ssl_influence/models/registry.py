@@ -10,7 +10,7 @@ import tf_keras as keras
 from ssl_influence import config
 from ssl_influence.models import bert, mlp, wide_resnet
 
-_POLICIES = {"none": None, "bfloat16": "mixed_bfloat16"}
+_POLICIES = {"none": None, "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
 def build(
