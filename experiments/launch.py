@@ -205,14 +205,22 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
     ):
         _start_weights(built, model_dir)
         _describe_data(built)
-        step = outer_loop.train(
-            built.trainer,
-            built.pipeline,
-            model_dir,
-            built.config.train,
-            weight_ids=built.split.unlabeled,
-            should_stop=stop_requested,
-        )
+        try:
+            step = outer_loop.train(
+                built.trainer,
+                built.pipeline,
+                model_dir,
+                built.config.train,
+                weight_ids=built.split.unlabeled,
+                should_stop=stop_requested,
+            )
+        except OSError as error:
+            if not str(error.filename or model_dir).startswith(str(model_dir)):
+                raise
+            raise config_lib.ConfigError(
+                f"{error.filename or model_dir} cannot be written ({error.strerror}): make room "
+                "there, and the same command goes on from the newest checkpoint."
+            ) from error
     return step == built.config.train.train_steps
 
 

@@ -240,7 +240,9 @@ def _misfit(path: str, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    """What it says, without the name of the op that TensorFlow puts around it."""
+    line = str(error).strip().splitlines()[0]
+    return re.sub(r"^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\]$", "", line)
 
 
 def _has_whole_index(path: str) -> bool:

@@ -1,9 +1,12 @@
 """Several workers, each a process as a scheduler starts them."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
+
+import pytest
 
 from experiments import command
 from tests.experiments.processes import (
@@ -82,3 +85,23 @@ def test_every_example_is_evaluated_once_on_any_devices_in_batches_of_any_size(t
         succeeded(run("evaluate", f"--model_dir={tmp_path}", *flags))
         found.add((tmp_path / "eval/results.jsonl").read_text())
     assert len(found) == 1 and '"examples": 445' in found.pop()
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(2**15, "Step 20 cannot be saved in"), (7500, "cannot be written")],
+)
+def test_a_full_disk_ends_a_run_with_a_message_and_leaves_nothing_half_written(
+    tmp_path, size, message
+):
+    # Files cannot grow beyond a size, the metrics in the second case; others are smaller.
+    arguments = (*TINY, *SMALL, "--notensorboard", "--log_every=1", "--checkpoint_every=20")
+    result = subprocess.run(
+        [sys.executable, "-m", "experiments.uda_cifar", *arguments, f"--model_dir={tmp_path}"],
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+        capture_output=True,
+        text=True,
+    )
+    assert_refused(result, message, "File too large", "the same command goes on")
+    assert not list((tmp_path / "checkpoints").glob("ckpt-*"))
