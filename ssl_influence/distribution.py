@@ -18,11 +18,13 @@ _STEPS_PER_CALL = 20
 _log = logging.getLogger("ssl_influence")
 
 
+@functools.cache
 def make(settings: config_lib.DistributionConfig) -> tf.distribute.Strategy:
     """The strategy that the settings name, logged with its devices; to be called first of all.
 
     TensorFlow takes the settings of devices only before it has used one, and the workers of a
-    cluster can be made known to each other only then.
+    cluster can be made known to each other only then. Asked again, it is the same strategy: what
+    two of them reduce would get mixed up.
 
     Returns:
       TensorFlow's default strategy for one device.
@@ -103,6 +105,7 @@ def _multi_worker(timeout_s):
             'none: set it to {"cluster": {"worker": ["host:port", ...]}, "task": {"type": '
             '"worker", "index": 0}} on the first machine, and so on.'
         )
+    _log.info("Waiting for all workers: %s.", ", ".join(_workers()))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     # A timeout of the collectives themselves would cost a sleeping thread for each of them.
     checks = strategy.extended
