@@ -4,7 +4,7 @@
     TF_CONFIG=... python -m tests.replicated PATH.npz COUNT CASE...     a worker that has so many
 
 A case is method:model:dtype, with the models "mlp" and "wide_resnet" (with synchronized BatchNorm).
-Results are named case/what.
+Results are named case/what; "evaluated" is what `evaluate` gives.
 """
 
 import sys
@@ -13,12 +13,20 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import config as config_lib, distribution, example_weights, optimizers, training
+from ssl_influence import (
+    config as config_lib,
+    distribution,
+    evaluation,
+    example_weights,
+    optimizers,
+    training,
+)
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
 
 SIZE, CLASSES, STEPS, EVERY = 40, 3, 20, 5
 LABELED, UNLABELED, VALIDATION = 8, 16, 12
+EXAMPLES, BATCH_SIZES = 10_003, (63, 500, 2_001, 10_003)
 SHAPES = {"mlp": (6,), "wide_resnet": (8, 8, 3)}
 
 
@@ -109,11 +117,37 @@ def run(case, strategy):
     }
 
 
+def evaluate(strategy):
+    """(wrong, examples) of 10,003 examples, in batches of several sizes, int [sizes, 2]."""
+    keras.mixed_precision.set_global_policy("float32")
+    random = np.random.RandomState(0)
+    inputs = random.randn(EXAMPLES, 6).astype(np.float32)
+    labels = random.randint(CLASSES, size=EXAMPLES)
+    with strategy.scope():
+        network = models.build(config_of("uda", "mlp").model, SHAPES["mlp"], CLASSES, 1)
+    evaluator = evaluation.Evaluator(network, strategy)
+    found = []
+    for size in BATCH_SIZES:
+        batches = []
+        for start in range(0, EXAMPLES, size):
+            x, y = inputs[start : start + size], labels[start : start + size]
+            missing = size - len(y)
+            batches.append(
+                {
+                    "inputs": tf.constant(np.pad(x, [[0, missing], [0, 0]])),
+                    "label": tf.constant(np.pad(y, [0, missing]), tf.int32),
+                    "mask": tf.constant(np.arange(size) < len(y)),
+                }
+            )
+        found.append(evaluator.counts(batches)[:2])
+    return np.array(found)
+
+
 def main():
     path, count, *cases = sys.argv[1:]
     strategy = distribution.make(config_lib.DistributionConfig(virtual_cpus=int(count)))
     tf.config.experimental.enable_op_determinism()
-    found = {}
+    found = {"evaluated": evaluate(strategy)}
     for case in cases:
         for name, value in run(case, strategy).items():
             found[f"{case}/{name}"] = value

@@ -66,6 +66,9 @@ def one(tmp_path_factory):
 
 
 def assert_same(one, found, cases):
+    assert np.all(one["evaluated"][:, 1] == 10_003)
+    assert len(set(one["evaluated"][:, 0])) == 1
+    np.testing.assert_array_equal(found["evaluated"], one["evaluated"])
     for case in cases:
         for name in STATE:
             expected = one[f"{case}/{name}"]
