@@ -115,15 +115,16 @@ def _multi_worker(timeout_s):
 
 
 def _tpu(address):
+    address = address or "local"
     try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address or "local")
-        if resolver.tpu != "local":
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address)
+        if address != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         reason = str(error).strip().splitlines()[0]
         raise config_lib.ConfigError(
-            f"strategy=tpu with tpu={address or 'local'} finds none ({reason}): name one, or use "
+            f"strategy=tpu with tpu={address} finds none ({reason}): name one, or use "
             "another strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
