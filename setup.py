@@ -10,6 +10,7 @@ REQUIRED = [
     "tensorflow>=2.20,<2.21",
     "tf_keras>=2.20,<2.21",
     "tensorflow-datasets>=4.9.7,<5",
+    "etils[epath]>=1.9.1,<2",
     # TFDS imports it to prepare a dataset, without declaring it.
     "importlib_resources>=5",
     "absl-py>=1.4,<3",

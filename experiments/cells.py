@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection as connections
 
 from experiments import comparison
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
 
 ONE_THREAD = {
     "TF_NUM_INTRAOP_THREADS": "1",
@@ -31,7 +31,7 @@ class CellError(config_lib.UserError):
 def train(
     cells: Sequence[comparison.Cell],
     jobs: int,
-    logs: pathlib.Path,
+    logs: files.AnyPath,
     program: str,
     report: Callable[[comparison.Cell, dict], None],
 ) -> None:
@@ -49,9 +49,13 @@ def train(
 
     Raises:
       CellError: a cell failed; the others have been ended.
-      ConfigError: `logs` cannot be made.
+      ConfigError: `logs` cannot be made, or lies in a bucket.
       KeyboardInterrupt: on SIGTERM and SIGINT.
     """
+    if not files.is_local(logs):
+        raise config_lib.ConfigError(
+            f"{logs} lies in a bucket, where processes cannot log to: name a local directory."
+        )
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:

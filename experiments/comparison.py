@@ -7,7 +7,6 @@ a --model_dir and have different --seeds; the same command with all seeds then t
 
 import dataclasses
 import json
-import pathlib
 import re
 
 from absl import flags
@@ -41,7 +40,7 @@ class Cell:
     row: str
     seed: int | None
     config: config_lib.Config
-    model_dir: pathlib.Path
+    model_dir: files.AnyPath
 
 
 def define_flags(defaults: dict) -> None:

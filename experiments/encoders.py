@@ -1,9 +1,8 @@
 """From a pretrained encoder's place, or a run that began with it, to the library's value."""
 
 import logging
-import pathlib
 
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
 from ssl_influence.data import inputs, tokens
 from ssl_influence.models import bert
 from third_party.bert import pretrained
@@ -39,7 +38,7 @@ def load(model_config: config_lib.ModelConfig) -> tuple[bert.Encoder, tokens.Tok
     return encoder, spec
 
 
-def of(model_dir: pathlib.Path) -> tuple[bert.Encoder, tokens.TokenizerSpec]:
+def of(model_dir: files.AnyPath) -> tuple[bert.Encoder, tokens.TokenizerSpec]:
     """The encoder of a run that has begun, without weights, and how texts become its tokens.
 
     Raises:

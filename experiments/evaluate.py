@@ -24,14 +24,13 @@ settings or another split are replaced. Remove eval/ to evaluate anew, for examp
 """
 
 import logging
-import pathlib
 import signal
 import time
 
 from absl import flags
 
 from experiments import command, flags as shared_flags
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
 
 _log = logging.getLogger("ssl_influence")
 _POLL_S = 1.0
@@ -104,7 +103,7 @@ def _evaluate(follow_s: float | None) -> None:
     print(tables.evaluation(launch.evaluate(built, model_dir, _BATCH_SIZE.value, follow_s)))
 
 
-def _wait_for_run(model_dir: pathlib.Path, seconds: float) -> None:
+def _wait_for_run(model_dir: files.AnyPath, seconds: float) -> None:
     """Returns once flags.txt and split.json are there, which training writes in this order."""
     deadline = time.monotonic() + seconds
     for name in ("flags.txt", "split.json"):

@@ -16,11 +16,10 @@ whole batch.
 --output must be new or empty. Class names also lie there in class_names.txt, one a line.
 """
 
-import pathlib
-
 from absl import flags
 
 from experiments import command, trained
+from ssl_influence import files
 
 trained.define_flags()
 _OUTPUT = flags.DEFINE_string("output", None, "Folder to write; new or empty.", required=True)
@@ -31,7 +30,7 @@ def main() -> None:
     classifier, _ = trained.load()
     from ssl_influence.serving import saved_model
 
-    saved_model.write(classifier, pathlib.Path(_OUTPUT.value).expanduser())
+    saved_model.write(classifier, files.path(_OUTPUT.value).expanduser())
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ Types, defaults and allowed values come from the config itself.
 """
 
 import pathlib
+import tempfile
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from absl import flags
 
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
 from ssl_influence.data import names
 
 flags.disclaim_key_flags()
@@ -710,7 +712,7 @@ def to_flagfile(config: config_lib.Config, program: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_flagfile(path: pathlib.Path, *more: pathlib.Path) -> config_lib.Config:
+def read_flagfile(path: files.AnyPath, *more: pathlib.Path) -> config_lib.Config:
     """The config in a run's flags.txt, or in several flagfiles, of which later ones win.
 
     Raises:
@@ -720,15 +722,28 @@ def read_flagfile(path: pathlib.Path, *more: pathlib.Path) -> config_lib.Config:
     define(flag_values=flag_values)
     flags.DEFINE_string("flagfile", "", "", flag_values=flag_values)
     try:
-        rest = flag_values(["flags", *(f"--flagfile={each}" for each in (path, *more))])
-    except flags.Error as error:
+        with _local(path) as first:
+            rest = flag_values(["flags", *(f"--flagfile={each}" for each in (first, *more))])
+    except (flags.Error, OSError) as error:
         raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
     if rest[1:]:
         raise config_lib.ConfigError(f"{path} cannot be read: {rest[1]!r} is not a --flag=value.")
     return to_config(flag_values=flag_values)
 
 
-def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
+@contextmanager
+def _local(path: files.AnyPath) -> Iterator[pathlib.Path]:
+    """The file, or a copy of one in a bucket, which absl does not read from there."""
+    if files.is_local(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder, files.os_errors(path):
+        copy = pathlib.Path(folder) / path.name
+        copy.write_bytes(path.read_bytes())
+        yield copy
+
+
+def check_resumable(path: files.AnyPath, config: config_lib.Config) -> None:
     """Compares the flags.txt of a started run with the settings it is to go on with.
 
     `train_steps` may grow where the schedule is constant, since nothing else depends on it.
@@ -755,7 +770,7 @@ def check_resumable(path: pathlib.Path, config: config_lib.Config) -> None:
         )
 
 
-def same_places(path: pathlib.Path, config: config_lib.Config) -> bool:
+def same_places(path: files.AnyPath, config: config_lib.Config) -> bool:
     """Whether a flags.txt names data, encoder and paraphrases where `config` does.
 
     Elsewhere they may be others, as their digests tell once they are read.
@@ -791,19 +806,42 @@ def parse_numbers(name: str, value: list[str]) -> tuple[int, ...]:
 
 def define_model_dir() -> flags.FlagHolder:
     """Defines --model_dir, required. Read it with `model_dir`."""
-    holder = flags.DEFINE_string("model_dir", None, "Directory of the run.", required=True)
+    holder = flags.DEFINE_string(
+        "model_dir",
+        None,
+        "Directory of the run; may lie in a bucket (gs://...).",
+        required=True,
+    )
     flags.register_validator(
         "model_dir", lambda path: path != "", "name a directory, or . for this one"
     )
     return holder
 
 
-def model_dir(flag_values=flags.FLAGS) -> pathlib.Path:
-    """--model_dir, with a leading ~ expanded."""
-    return pathlib.Path(flag_values.model_dir).expanduser()
+def model_dir(flag_values=flags.FLAGS) -> files.AnyPath:
+    """--model_dir, with a leading ~ expanded.
+
+    Raises:
+      ConfigError: it is in a bucket that cannot be reached, or that has another name.
+    """
+    text = flag_values.model_dir
+    path = files.path(text).expanduser()
+    if not files.has_scheme(text):
+        return path
+    if files.is_local(path):
+        raise config_lib.ConfigError(f"--model_dir={text}: buckets are named as gs://bucket/run.")
+    try:
+        with files.os_errors(path):
+            path.exists()
+    except OSError as error:
+        raise config_lib.ConfigError(
+            f"--model_dir={text} cannot be reached ({error.strerror}): name a directory, or a "
+            "bucket that you have access to."
+        ) from error
+    return path
 
 
-def require_of_run(model_dir: pathlib.Path, name: str) -> None:
+def require_of_run(model_dir: files.AnyPath, name: str) -> None:
     """Raises ConfigError unless the directory holds a file that every run has."""
     if not (model_dir / name).exists():
         raise config_lib.ConfigError(

@@ -36,12 +36,10 @@ a half minutes of CPU with --examples=300 --tolerance=1e-4, and a rank correlati
 50 and 0.32 at step 1500.
 """
 
-import pathlib
-
 from absl import flags
 
 from experiments import command, flags as shared_flags
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, files
 
 _CURVATURES = ("gauss_newton", "hessian")  # of all_variables, whose import takes seconds
 
@@ -100,7 +98,7 @@ def main() -> None:
     print(last_layer_study.table(rows))
 
 
-def _checkpoints(model_dir: pathlib.Path, every: int) -> dict[int, str]:
+def _checkpoints(model_dir: files.AnyPath, every: int) -> dict[int, str]:
     """Step -> path of the checkpoints to look at: those of --steps, or all regular ones."""
     from ssl_influence import checkpoints
 

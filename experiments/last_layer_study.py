@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -65,7 +64,7 @@ class Study:
     def __init__(
         self,
         config: config_lib.Config,
-        model_dir: pathlib.Path,
+        model_dir: files.AnyPath,
         *,
         examples: int,
         curvature: str,

@@ -5,12 +5,10 @@ import fcntl
 import json
 import logging
 import os
-import pathlib
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import tensorflow as tf
@@ -57,7 +55,7 @@ class Run:
     encoder: bert.Encoder | None = None  # without its weights
 
 
-def build(config: config_lib.Config, evaluated_in: pathlib.Path | None = None) -> Run:
+def build(config: config_lib.Config, evaluated_in: files.AnyPath | None = None) -> Run:
     """Loads the data, draws the split and builds the trainer.
 
     Args:
@@ -197,7 +195,7 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
       NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
       WorkerError: another worker of the cluster is gone.
     """
-    model_dir = pathlib.Path(model_dir)
+    model_dir = files.path(model_dir)
     with (
         _claimed(model_dir, built, program),
         _stop_requests() as stop_requested,
@@ -247,7 +245,7 @@ def evaluate(
         the directory was given to another run meanwhile.
       CheckpointError: there is nothing to evaluate, or it does not fit.
     """
-    model_dir = pathlib.Path(model_dir)
+    model_dir = files.path(model_dir)
     every = built.config.train.checkpoint_every
     batch_size = batch_size or built.config.train.evaluation_batch_size
     with _results_claimed(model_dir / "eval", built, wait=follow_s is None):
@@ -267,7 +265,7 @@ def evaluate(
 
 
 def train_and_judge(
-    config: config_lib.Config, model_dir: pathlib.Path, program: str
+    config: config_lib.Config, model_dir: files.AnyPath, program: str
 ) -> dict | None:
     """Trains in `model_dir`, or goes on there, evaluates, and judges the learned weights.
 
@@ -298,7 +296,7 @@ def train_and_judge(
     return result
 
 
-def judge_weights(built: Run, model_dir: pathlib.Path) -> list[dict]:
+def judge_weights(built: Run, model_dir: files.AnyPath) -> list[dict]:
     """How well low weights mark unlabeled examples that should not be trained on.
 
     Written to eval/weights.json, a row for each regular checkpoint: {"step"; "wrong": share of
@@ -361,7 +359,7 @@ def _describe_data(built: Run) -> None:
             _log.warning(line)
 
 
-def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
+def _start_weights(built: Run, model_dir: files.AnyPath) -> None:
     """Gives the unlabeled examples the weights of another run, if this one asks and is to begin.
 
     Raises:
@@ -370,7 +368,7 @@ def _start_weights(built: Run, model_dir: pathlib.Path) -> None:
     path = built.config.weights.start_from
     if path is None or checkpoints.list_checkpoints(model_dir / "checkpoints"):
         return
-    path = pathlib.Path(path).expanduser()
+    path = files.path(path).expanduser()
     if not path.exists():
         raise config_lib.ConfigError(
             f"weights_from={path} does not exist: name a weights/weights-<step>.csv of a run."
@@ -403,7 +401,7 @@ def evaluated_splits(built: Run) -> tuple[str, ...]:
 
 
 @contextmanager
-def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[None]:
+def _results_claimed(folder: files.AnyPath, built: Run, wait: bool) -> Iterator[None]:
     """Keeps other evaluations out of eval/, and removes the results of another run.
 
     eval/flags.txt says which run the results are of: the settings that a resumed run has to have,
@@ -415,13 +413,12 @@ def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[N
         split += f" and encoder {built.encoder.sha256}"
     settings = shared_flags.to_flagfile(built.config, program="").partition("\n")[2]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-        _lock(lock, wait)
-        if not _is_record_of(record, built.config, split):
-            for name in ("results.jsonl", "summary.json", "weights.json", "result.json"):
-                (folder / name).unlink(missing_ok=True)
-        files.write_atomically(record, f"{split}\n{settings}")
+        with files.os_errors(folder):
+            lock = _locked(folder, wait)
+            if not _is_record_of(record, built.config, split):
+                for name in ("results.jsonl", "summary.json", "weights.json", "result.json"):
+                    (folder / name).unlink(missing_ok=True)
+            files.write_atomically(record, f"{split}\n{settings}")
     except BlockingIOError as error:
         raise config_lib.ConfigError(
             f"Another process evaluates in {folder}: one is enough, the results are the same."
@@ -434,19 +431,30 @@ def _results_claimed(folder: pathlib.Path, built: Run, wait: bool) -> Iterator[N
         yield
 
 
-def _lock(lock: IO[str], wait: bool) -> None:
-    """Takes the kernel's lock on a file; raises BlockingIOError where it is taken, or waits."""
+def _locked(folder: files.AnyPath, wait: bool) -> AbstractContextManager:
+    """Makes a folder and takes it for this process, until what is returned is left.
+
+    The lock is the kernel's: it ends with the process, however that ends. A bucket has none: two
+    processes are not kept apart there.
+
+    Raises:
+      BlockingIOError: another process has it; with `wait`, this one waits for that to end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not files.is_local(folder):
+        return nullcontext()
+    lock = (folder / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if not wait:
             raise
-        folder = pathlib.Path(lock.name).parent
         _log.info("Another process writes its results to %s: waiting for it to end.", folder)
         fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
-def _is_record_of(record: pathlib.Path, config: config_lib.Config, split: str) -> bool:
+def _is_record_of(record: files.AnyPath, config: config_lib.Config, split: str) -> bool:
     try:
         shared_flags.check_resumable(record, config)
     except config_lib.ConfigError:
@@ -454,7 +462,7 @@ def _is_record_of(record: pathlib.Path, config: config_lib.Config, split: str) -
     return record.read_text().splitlines()[0] == split
 
 
-def _current_settings(built: Run, model_dir: pathlib.Path) -> config_lib.TrainConfig:
+def _current_settings(built: Run, model_dir: files.AnyPath) -> config_lib.TrainConfig:
     """The lengths and intervals in flags.txt; a resumed run may have changed them.
 
     Raises:
@@ -474,12 +482,13 @@ def _current_settings(built: Run, model_dir: pathlib.Path) -> config_lib.TrainCo
 
 
 @contextmanager
-def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None]:
+def _claimed(model_dir: files.AnyPath, built: Run, program: str) -> Iterator[None]:
     """Checks that the run may go on there, writes flags.txt and split.json, keeps others out.
 
-    The lock is the kernel's: it ends with the process, however that ends.
+    Out of a bucket nobody is kept.
     """
-    if re.search(r"[*?\[\]\\]", str(model_dir.resolve())):
+    place = model_dir.resolve() if files.is_local(model_dir) else model_dir
+    if re.search(r"[*?\[\]\\]", str(place)):
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} has one of the characters * ? [ ] \\, which TensorFlow takes "
             "for a pattern when it restores: use another name."
@@ -501,9 +510,8 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         yield
         return
     try:
-        model_dir.mkdir(parents=True, exist_ok=True)
-        lock = (model_dir / ".lock").open("w")
-        _lock(lock, wait=False)
+        with files.os_errors(model_dir):
+            lock = _locked(model_dir, wait=False)
         inputs.write(built.pipeline.spec, model_dir / "inputs.json")
         if built.encoder is not None:
             bert.write(built.encoder.sizes, built.encoder.sha256, model_dir / "encoder.json")
@@ -521,7 +529,7 @@ def _claimed(model_dir: pathlib.Path, built: Run, program: str) -> Iterator[None
         yield
 
 
-def _check_encoder(model_dir: pathlib.Path, built: Run) -> None:
+def _check_encoder(model_dir: files.AnyPath, built: Run) -> None:
     """Raises ConfigError if a run began with another pretrained encoder, or other tokens."""
     encoder, tokenizer = encoders.of(model_dir)
     if (encoder.sha256, tokenizer) != (built.encoder.sha256, built.pipeline.spec.tokenizer):

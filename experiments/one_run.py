@@ -15,8 +15,8 @@ def define_flags(defaults: dict) -> None:
 
 def main(program: str) -> int:
     """Trains the run that the flags describe, or goes on with it; returns the exit code."""
-    config = shared_flags.to_config()
+    config, model_dir = shared_flags.to_config(), shared_flags.model_dir()
     from experiments import launch
 
-    finished = launch.train(launch.build(config), shared_flags.model_dir(), program)
+    finished = launch.train(launch.build(config), model_dir, program)
     return 0 if finished else command.STOPPED

@@ -5,7 +5,6 @@ import csv
 import io
 import logging
 import os
-import pathlib
 import re
 import shutil
 import tempfile
@@ -50,7 +49,7 @@ class Checkpointer:
 
     def __init__(self, directory: str | os.PathLike, keep: int, *, writes: bool = True, **state):
         self._checkpoint = tf.train.Checkpoint(**state)
-        self._directory = pathlib.Path(directory)
+        self._directory = files.path(directory)
         self._keep = keep
         self._writes = writes
         self._manager = None
@@ -96,8 +95,13 @@ class Checkpointer:
     def _remove(self, step):
         """What a failed write left, as far as that can be deleted."""
         for left in self._directory.glob(f"ckpt-{step}[._]*"):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if not left.is_dir():
+                    left.unlink()
+                elif files.is_local(left):
+                    shutil.rmtree(left)
+                else:
+                    left.rmtree()
 
 
 def newest(directory: str | os.PathLike) -> str | None:
@@ -110,7 +114,7 @@ def newest(directory: str | os.PathLike) -> str | None:
     Raises:
       CheckpointError: there are checkpoints, all of them damaged.
     """
-    named = _named_checkpoint(pathlib.Path(directory))
+    named = _named_checkpoint(directory)
     complete = list_checkpoints(directory)
     if named is None:
         # The index of one that a kill cut short within the first save is none.
@@ -149,7 +153,9 @@ def verify(path: str) -> None:
       UnreadableError: it is damaged, incomplete or gone.
     """
     try:
-        reader = tf.train.load_checkpoint(path)
+        # tf.train.load_checkpoint looks first whether the path is a folder, of which a file system
+        # in memory says that it is.
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, IndexError) as error:
@@ -161,7 +167,7 @@ def verify(path: str) -> None:
 def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:
     """Step -> path prefix of the complete checkpoints under `directory`, by ascending step."""
     found = {}
-    for index in pathlib.Path(directory).glob("ckpt-*.index"):
+    for index in files.path(directory).glob("ckpt-*.index"):
         path = str(index.with_suffix(""))
         if any(index.parent.glob(f"{index.stem}.data-*")):
             found[step_of(path)] = path
@@ -173,15 +179,25 @@ def stamp(path: str) -> tuple[tuple[str, int, int], ...] | None:
 
     Equal stamps say that nobody wrote to it in between.
     """
-    prefix = pathlib.Path(path)
+    prefix = files.path(path)
     data = sorted(prefix.parent.glob(f"{prefix.name}.data-*"))
     try:
         status = [
-            (file.name, file.stat()) for file in (prefix.with_name(f"{prefix.name}.index"), *data)
+            (file.name, *_size_and_time(file))
+            for file in (prefix.with_name(f"{prefix.name}.index"), *data)
         ]
-    except FileNotFoundError:
+    except (FileNotFoundError, tf.errors.NotFoundError):
         return None
-    return tuple((name, s.st_size, s.st_mtime_ns) for name, s in status) if data else None
+    return tuple(status) if data else None
+
+
+def _size_and_time(file: files.AnyPath) -> tuple[int, int]:
+    """Bytes, and nanoseconds since the epoch at the last change."""
+    if files.is_local(file):
+        status = file.stat()
+        return status.st_size, status.st_mtime_ns
+    status = tf.io.gfile.stat(str(file))  # epath rounds to seconds
+    return status.length, status.mtime_nsec
 
 
 def on_schedule(by_step: Mapping[int, T], every: int, last: int) -> dict[int, T]:
@@ -241,7 +257,7 @@ def _misfit(path: str, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     """What it says, without the name of the op that TensorFlow puts around it."""
-    line = str(error).strip().splitlines()[0]
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return re.sub(r"^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\]$", "", line)
 
 
@@ -250,10 +266,10 @@ def _has_whole_index(path: str) -> bool:
 
     A kill may leave it cut short, but not once the file `checkpoint` names it.
     """
-    return pathlib.Path(f"{path}.index").read_bytes().endswith(_INDEX_END)
+    return files.path(f"{path}.index").read_bytes().endswith(_INDEX_END)
 
 
-def _named_checkpoint(directory: pathlib.Path) -> str | None:
+def _named_checkpoint(directory: str | os.PathLike) -> str | None:
     """The path prefix in the file `checkpoint`; None where it is missing or unreadable."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))
@@ -294,8 +310,8 @@ def read_weights(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray, np.nd
       ConfigError: it cannot be read, or is not one of weights.
     """
     try:
-        with pathlib.Path(path).open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        text = files.path(path).read_bytes().decode("utf-8")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
         return (
             np.array([int(row["example_id"]) for row in rows], np.int64),
             np.array([float(row["weight"]) for row in rows]),

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -137,7 +136,7 @@ def evaluate_run(
             results.add(step, rows, every)
     if not results.steps:
         raise checkpoints.CheckpointError(
-            f"{pathlib.Path(model_dir, 'checkpoints')} holds no checkpoint: train there first, or "
+            f"{files.path(model_dir) / 'checkpoints'} holds no checkpoint: train there first, or "
             "name the directory of a run with --model_dir."
         )
     return results.write(every)
@@ -232,7 +231,7 @@ def follow_run(
     suspects.settle()
     if not results.steps:
         raise checkpoints.CheckpointError(
-            f"{pathlib.Path(model_dir, 'checkpoints')} held no checkpoint to evaluate for "
+            f"{files.path(model_dir) / 'checkpoints'} held no checkpoint to evaluate for "
             f"{timeout_s:g} s: train there, or wait longer."
         )
     return results.write(train.checkpoint_every)
@@ -246,7 +245,7 @@ class _Results:
         self._average = average
         self._splits = splits
         self._model = model
-        self._folder = pathlib.Path(model_dir) / "eval"
+        self._folder = files.path(model_dir) / "eval"
         kept = metrics.read_metrics(self._folder / "results.jsonl") if keep else []
         by_step = {}
         for row in kept:
@@ -340,7 +339,7 @@ class _Suspects:
 
 
 def _list(model_dir: str | os.PathLike) -> dict[int, str]:
-    return checkpoints.list_checkpoints(pathlib.Path(model_dir) / "checkpoints")
+    return checkpoints.list_checkpoints(files.path(model_dir) / "checkpoints")
 
 
 def summarize(rows: list[dict], split: str) -> dict:

@@ -6,7 +6,6 @@ show the abandoned steps beside those that replace them.
 """
 
 import os
-import pathlib
 import struct
 from collections.abc import Mapping
 
@@ -17,7 +16,7 @@ from tensorboard.plugins.histogram import summary_v2 as histogram_summary
 from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorflow.core.util import event_pb2
 
-from ssl_influence import config
+from ssl_influence import config, files
 
 # A record is its length (8 bytes), a checksum of that (4), the data, and a checksum of them (4).
 _HEAD, _TAIL = 12, 4
@@ -35,7 +34,7 @@ class EventWriter:
     """
 
     def __init__(self, directory: str | os.PathLike):
-        self._directory = pathlib.Path(directory)
+        self._directory = files.path(directory)
         self._writer = None
 
     def write(
@@ -76,14 +75,19 @@ def cut(directory: str | os.PathLike, last_step: int) -> None:
     Raises:
       EventFileError: a file holds what is no event.
     """
-    for path in sorted(pathlib.Path(directory).glob("events.out.tfevents.*")):
+    for path in sorted(files.path(directory).glob("events.out.tfevents.*")):
         data = path.read_bytes()
         end = _end_of_steps(path, data, last_step)
-        if end < len(data):
+        if end == len(data):
+            continue
+        if files.is_local(path):
             os.truncate(path, end)
+        else:
+            with files.replacing(path) as whole:
+                whole.write_bytes(data[:end])
 
 
-def _end_of_steps(path: pathlib.Path, data: bytes, last_step: int) -> int:
+def _end_of_steps(path: files.AnyPath, data: bytes, last_step: int) -> int:
     """Where in `data` the first event after `last_step`, or half an event, begins."""
     start = 0
     while start + _HEAD <= len(data):

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -149,7 +148,7 @@ class MetricsWriter:
     """
 
     def __init__(self, path: str | os.PathLike, resume_step: int):
-        self._path = pathlib.Path(path)
+        self._path = files.path(path)
         kept = [row for row in read_metrics(self._path) if row["step"] <= resume_step]
         files.write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in kept))
         self._start = time.monotonic() - (kept[-1]["wall_s"] if kept else 0.0)
@@ -157,7 +156,8 @@ class MetricsWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes `values` for `step`, with the run's seconds so far as "wall_s"."""
         row = {"step": step, "wall_s": round(time.monotonic() - self._start, 3), **values}
-        with self._path.open("a") as file:
+        # A bucket's object is written anew.
+        with files.os_errors(self._path), self._path.open("a") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
@@ -168,7 +168,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, float]]:
     Raises:
       MetricsError: a line other than the last is not JSON, naming file and line.
     """
-    path = pathlib.Path(path)
+    path = files.path(path)
     lines = path.read_text().splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):

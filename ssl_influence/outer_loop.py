@@ -1,7 +1,7 @@
 """The outer loop of the paper's Algorithm 1: steps, measurements, checkpoints."""
 
 import logging
-import pathlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from ssl_influence import (
     evaluation,
     event_files,
     example_weights as example_weights_lib,
+    files,
     metrics as metrics_lib,
     training,
 )
@@ -42,7 +43,7 @@ def weight_step_due(step: int, config: config_lib.WeightConfig) -> bool:
 def train(
     trainer: training.BilevelTrainer,
     pipeline,
-    model_dir: str | pathlib.Path,
+    model_dir: str | os.PathLike,
     config: config_lib.TrainConfig,
     *,
     weight_ids: np.ndarray | None = None,
@@ -59,7 +60,7 @@ def train(
       pipeline: gives `train_dataset(start, stop)`, `fresh_batch(step)`, `validation_batch(step)`
         and `evaluation_batches(role, batch_size)`; has `unlabeled_batch_size`, and in `spec` the
         class names.
-      model_dir: the run's directory; made where it is missing.
+      model_dir: the run's directory; made where it is missing. It may lie in a bucket (gs://...).
       config: length and intervals, and whether to write event files.
       weight_ids: ids of the unlabeled examples, whose weights are summarized in the metrics and
         written beside each checkpoint; None takes the whole table.
@@ -76,7 +77,7 @@ def train(
       CheckpointError: the newest checkpoint does not fit.
       EventFileError: event files cannot be written, or are damaged.
     """
-    model_dir = pathlib.Path(model_dir)
+    model_dir = files.path(model_dir)
     window = metrics_lib.MetricWindow()
     is_chief = distribution.is_chief(trainer.strategy)
     checkpointer = checkpoints.Checkpointer(
@@ -301,7 +302,7 @@ def _summarize_weights(trainer: training.BilevelTrainer, ids: np.ndarray) -> dic
 
 
 def _export_weights(
-    model_dir: pathlib.Path,
+    model_dir: files.AnyPath,
     step: int,
     example_weights: example_weights_lib.ExampleWeights,
     ids: np.ndarray,
@@ -353,7 +354,7 @@ class _Journal:
 
     def __init__(
         self,
-        model_dir: pathlib.Path,
+        model_dir: files.AnyPath,
         start: int,
         config: config_lib.TrainConfig,
         facts: alarms_lib.Facts,

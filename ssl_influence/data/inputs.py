@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import os
-import pathlib
 
 import numpy as np
 import tensorflow as tf
@@ -171,7 +170,7 @@ def read(path: str | os.PathLike) -> InputSpec:
       ConfigError: there is no such file, or it does not hold a spec.
     """
     try:
-        held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        held = json.loads(files.path(path).read_text(encoding="utf-8"))
         tokenizer = held.pop("tokenizer", None)
         if tokenizer is not None:
             tokenizer = tokens.TokenizerSpec(**_with_tuples(tokenizer))

@@ -533,7 +533,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
       ConfigError: there is none at `path`, or it was damaged or edited.
     """
     try:
-        contents = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        contents = json.loads(files.path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise config.ConfigError(f"There is no split manifest at {path}.") from error
     except ValueError as error:

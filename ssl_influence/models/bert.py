@@ -7,7 +7,6 @@ which is imported when a model is built and not before.
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -207,7 +206,7 @@ def read(path: str | os.PathLike) -> tuple[Sizes, str]:
       ConfigError: there is no such file, or it does not hold sizes.
     """
     try:
-        held: dict[str, Any] = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        held: dict[str, Any] = json.loads(files.path(path).read_text(encoding="utf-8"))
         sha256 = held.pop("pretrained_sha256")
         return Sizes(**held), sha256
     except FileNotFoundError as error:

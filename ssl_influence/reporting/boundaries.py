@@ -12,9 +12,9 @@ the unlabeled points are shaded by their weights.
 """
 
 import dataclasses
+import io
 import math
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import contourpy
@@ -143,7 +143,7 @@ def read(
     x, y = _axes(unlabeled)
     plane = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
     found = {
-        name: checkpoints.list_checkpoints(pathlib.Path(directory) / "checkpoints")
+        name: checkpoints.list_checkpoints(files.path(directory) / "checkpoints")
         for name, directory in rows.items()
     }
     steps = sorted(set.intersection(*map(set, found.values())))
@@ -225,16 +225,18 @@ def animation(
         images.append(np.asarray(figure.canvas.buffer_rgba())[..., :3])
     images = _with_one_palette(images)
     durations = [_FRAME_MS] * (len(images) - 1) + [_LAST_FRAME_MS]
+    moving = io.BytesIO()
+    images[0].save(
+        moving,
+        format="GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=durations,
+        loop=0,
+        optimize=False,
+    )
     with files.replacing(path) as temporary:
-        images[0].save(
-            temporary,
-            format="GIF",
-            save_all=True,
-            append_images=images[1:],
-            duration=durations,
-            loop=0,
-            optimize=False,
-        )
+        temporary.write_bytes(moving.getvalue())
 
 
 def boundary(x: np.ndarray, y: np.ndarray, score: np.ndarray) -> list[np.ndarray]:
@@ -289,7 +291,7 @@ def _score(model: keras.Model, points: np.ndarray) -> np.ndarray:
 
 def _read_weight(model_dir: str | os.PathLike, step: int, example_id: np.ndarray) -> np.ndarray:
     """Weights of the given examples at a checkpoint, [n]."""
-    path = pathlib.Path(model_dir) / "weights" / f"weights-{step}.csv"
+    path = files.path(model_dir) / "weights" / f"weights-{step}.csv"
     try:
         ids, weights, _ = checkpoints.read_weights(path)
         weight = dict(zip(ids.tolist(), weights, strict=True))

@@ -1,7 +1,7 @@
 """Figures of one run, drawn from its metrics.jsonl and weights/."""
 
+import io
 import os
-import pathlib
 
 import numpy as np
 from matplotlib.backends import backend_agg
@@ -18,7 +18,7 @@ def curve(model_dir: str | os.PathLike, path: str | os.PathLike) -> None:
     Raises:
       FileNotFoundError: the run has no metrics yet.
     """
-    rows = metrics.read_metrics(pathlib.Path(model_dir) / "metrics.jsonl")
+    rows = metrics.read_metrics(files.path(model_dir) / "metrics.jsonl")
     if not rows:
         raise FileNotFoundError(f"{model_dir} holds no metrics.jsonl with rows to draw.")
     figure, (left, right) = in_a_row(2)
@@ -63,7 +63,7 @@ def read_weights(model_dir: str | os.PathLike) -> tuple[int, np.ndarray, np.ndar
     Raises:
       FileNotFoundError: there is none.
     """
-    found = list(pathlib.Path(model_dir).glob("weights/weights-*.csv"))
+    found = list(files.path(model_dir).glob("weights/weights-*.csv"))
     if not found:
         raise FileNotFoundError(f"{model_dir} holds no weights/weights-<step>.csv to draw.")
     newest = max(found, key=lambda path: checkpoints.step_of(path.stem))
@@ -99,5 +99,7 @@ def new_figure(size: tuple[float, float], layout: str | None = None) -> Figure:
 
 def save(figure: Figure, path: str | os.PathLike, dpi: int = 150) -> None:
     """Writes a figure as PNG, in one move."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=dpi)
     with files.replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=dpi)
+        temporary.write_bytes(image.getvalue())

@@ -1,12 +1,11 @@
 """The model of a run, for predicting: no dataset is needed, nor anything else the run holds."""
 
 import os
-import pathlib
 
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, config, serving
+from ssl_influence import averages, checkpoints, config, files, serving
 from ssl_influence.data import inputs as inputs_lib, tokens
 from ssl_influence.models import bert, registry as models
 
@@ -56,7 +55,7 @@ def load(
     """
     if weights not in serving.WEIGHTS:
         raise config.ConfigError(f"weights={weights!r} is not one of {', '.join(serving.WEIGHTS)}.")
-    model_dir = pathlib.Path(model_dir)
+    model_dir = files.path(model_dir)
     spec = inputs_lib.read(model_dir / "inputs.json")
     if spec.kind not in ("image", "vector", "text"):
         raise config.ConfigError(
@@ -86,7 +85,7 @@ def load(
     return Classifier(model, spec)
 
 
-def _checkpoint(folder: pathlib.Path, step: int | None) -> str:
+def _checkpoint(folder: files.AnyPath, step: int | None) -> str:
     """The path prefix of the checkpoint of a step, or of the newest one."""
     found = checkpoints.list_checkpoints(folder)
     path = checkpoints.newest(folder) if step is None else found.get(step)

@@ -1,14 +1,13 @@
 """A trained classifier as a TensorFlow SavedModel, which needs nothing of this library to run."""
 
+import contextlib
 import os
-import pathlib
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import tensorflow as tf
 
-from ssl_influence import config
+from ssl_influence import config, files
 from ssl_influence.data import inputs as inputs_lib
 from ssl_influence.serving import classifier as classifier_lib
 
@@ -33,7 +32,7 @@ def write(classifier: classifier_lib.Classifier, folder: str | os.PathLike) -> N
     Raises:
       ConfigError: it is neither, or cannot be written.
     """
-    folder = pathlib.Path(folder)
+    folder = files.path(folder)
     spec = classifier.spec
     served = _Served(classifier)
     signatures = {"serving_default": served.predict}
@@ -118,8 +117,8 @@ class _Served(tf.Module):
         self.predict = tf.function(predict, input_signature=[classifier.inputs])
         self.predict_encoded = None
         if spec.kind == "image" and spec.shape[-1] in (1, 3):
-            files = tf.TensorSpec([None], tf.string, name="inputs")
-            self.predict_encoded = tf.function(predict_encoded, input_signature=[files])
+            encoded = tf.TensorSpec([None], tf.string, name="inputs")
+            self.predict_encoded = tf.function(predict_encoded, input_signature=[encoded])
 
 
 def _encode(name: str) -> bytes:
@@ -127,21 +126,42 @@ def _encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-@contextmanager
-def _new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a folder to fill, which then becomes `folder`; where filling fails, nothing remains."""
-    folder = folder.resolve()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+@contextlib.contextmanager
+def _new_folder(folder: files.AnyPath) -> Iterator[files.AnyPath]:
+    """Gives a folder to fill, which then becomes `folder`; where filling fails, nothing remains.
+
+    In a bucket, where folders do not move at once, it is `folder` itself.
+    """
+    is_local = files.is_local(folder)
+    if is_local:
+        folder = folder.resolve()
+    try:
+        with files.os_errors(folder):
+            is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError as error:
+        raise _not_written(folder, error.strerror) from error
+    if not is_free:
         raise config.ConfigError(
             f"{folder} is there already and not an empty folder: remove it, or name another."
         )
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp") if is_local else folder
+    complete = False
     try:
-        unfinished.mkdir(parents=True)
+        unfinished.mkdir(parents=True, exist_ok=not is_local)
         yield unfinished
-        os.replace(unfinished, folder)
+        if is_local:
+            os.replace(unfinished, folder)
+        complete = True
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise config.ConfigError(f"{folder} cannot be written ({reason}): name another.") from error
+        raise _not_written(folder, reason) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if is_local:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        elif not complete:
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                unfinished.rmtree()
+
+
+def _not_written(folder: files.AnyPath, reason: str) -> config.ConfigError:
+    return config.ConfigError(f"{folder} cannot be written ({reason}): name another.")
