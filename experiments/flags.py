@@ -770,6 +770,15 @@ def check_resumable(path: files.AnyPath, config: config_lib.Config) -> None:
         )
 
 
+def settings_of_run(config: config_lib.Config) -> str:
+    """What a run is determined by, beside its data: a line for each setting."""
+    return "\n".join(
+        f"{name}={value(config, name)}"
+        for name, concern, field, _ in _TABLE
+        if (concern, field) not in _FREE_ON_RESUME and name != "dataset"
+    )
+
+
 def same_places(path: files.AnyPath, config: config_lib.Config) -> bool:
     """Whether a flags.txt names data, encoder and paraphrases where `config` does.
 

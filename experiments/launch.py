@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -67,6 +68,15 @@ def build(config: config_lib.Config, evaluated_in: files.AnyPath | None = None) 
       ConfigError: dataset, split, model or devices cannot be had as the config says.
     """
     strategy = distribution.make(config.distribution)  # before anything uses a device
+    with distribution.workers_watched(strategy):
+        return _build(config, evaluated_in, strategy)
+
+
+def _build(
+    config: config_lib.Config,
+    evaluated_in: files.AnyPath | None,
+    strategy: tf.distribute.Strategy,
+) -> Run:
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.train.seed)
     source, split, name, config = load_data(config)
@@ -191,7 +201,8 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
     """Trains in `model_dir`, or goes on there; False if SIGTERM or SIGINT ended it early.
 
     Raises:
-      ConfigError: the directory cannot be written, or holds a run with other settings or data.
+      ConfigError: the directory cannot be written, or holds a run with other settings or data; or
+        workers have not the same.
       NonFiniteError, CheckpointError: see `ssl_influence.outer_loop.train`.
       WorkerError: another worker of the cluster is gone.
     """
@@ -201,6 +212,10 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
         _stop_requests() as stop_requested,
         distribution.workers_watched(built.trainer.strategy),
     ):
+        settings = hashlib.sha256(shared_flags.settings_of_run(built.config).encode()).hexdigest()
+        of_run = {"their settings": settings, "their data": built.manifest["sha256"]}
+        for what, value in of_run.items():
+            distribution.check_agreement(built.trainer.strategy, what, value[:12])
         _start_weights(built, model_dir)
         _describe_data(built)
         try:

@@ -18,6 +18,8 @@ from ssl_influence import config, files
 
 T = TypeVar("T")
 
+_STEP = re.compile(r"-(\d+)$")
+
 _log = logging.getLogger("ssl_influence")
 
 # kTableMagicNumber, which closes every table that TensorFlow writes (tsl/lib/io/format.h).
@@ -89,7 +91,7 @@ class Checkpointer:
             self._remove(step)
             raise CheckpointError(
                 f"Step {step} cannot be saved in {self._directory} ({_first_line(error)}). Older "
-                "checkpoints are as they were: make room there, and the same command goes on."
+                "checkpoints are as they were: mend that or make room; the same command goes on."
             ) from error
 
     def _remove(self, step):
@@ -169,7 +171,7 @@ def list_checkpoints(directory: str | os.PathLike) -> dict[int, str]:
     found = {}
     for index in files.path(directory).glob("ckpt-*.index"):
         path = str(index.with_suffix(""))
-        if any(index.parent.glob(f"{index.stem}.data-*")):
+        if _STEP.search(path) and any(index.parent.glob(f"{index.stem}.data-*")):
             found[step_of(path)] = path
     return dict(sorted(found.items()))
 
@@ -275,12 +277,13 @@ def _named_checkpoint(directory: str | os.PathLike) -> str | None:
         state = tf.train.get_checkpoint_state(str(directory))
     except ValueError:  # an empty file
         return None
-    return state.model_checkpoint_path if state else None
+    named = state.model_checkpoint_path if state else ""
+    return named if _STEP.search(named) else None
 
 
 def step_of(path: str) -> int:
     """The step in a checkpoint's path prefix, `.../ckpt-1200` -> 1200."""
-    return int(re.search(r"-(\d+)$", path).group(1))
+    return int(_STEP.search(path).group(1))
 
 
 def export_weights(

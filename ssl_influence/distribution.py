@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +15,11 @@ from ssl_influence import config as config_lib
 
 # On devices that would wait for Python after each step.
 _STEPS_PER_CALL = 20
+
+_TF_CONFIG = (
+    '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}} on the '
+    "first machine, and so on"
+)
 
 _log = logging.getLogger("ssl_influence")
 
@@ -59,10 +65,11 @@ def make(settings: config_lib.DistributionConfig) -> tf.distribute.Strategy:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes what all of them made: the only one, or the cluster's first."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return True
-    return resolver.task_id == 0
+    resolver = strategy.cluster_resolver
+    first = "chief" if "chief" in resolver.cluster_spec().jobs else "worker"
+    return (resolver.task_type, resolver.task_id) == (first, 0)
 
 
 def _found(settings):
@@ -92,18 +99,31 @@ def _workers():
     if not text:
         return []
     try:
-        cluster = json.loads(text).get("cluster", {})
-        return [*cluster.get("chief", []), *cluster.get("worker", [])]
-    except (ValueError, AttributeError) as error:
+        held = json.loads(text)
+    except ValueError as error:
         raise config_lib.ConfigError(f"TF_CONFIG={text} is not JSON: {error}.") from error
+    cluster = held.get("cluster") if isinstance(held, dict) else None
+    if not cluster:
+        return []
+    task = held.get("task")
+    jobs = {job: cluster.get(job) or [] for job in ("chief", "worker")}
+    fits = (
+        all(isinstance(hosts, list) for hosts in jobs.values())
+        and isinstance(task, dict)
+        and task.get("index") in range(len(jobs.get(task.get("type"), [])))
+    )
+    if not fits:
+        raise config_lib.ConfigError(
+            f"TF_CONFIG={text} does not say which of its workers this is: give it {_TF_CONFIG}."
+        )
+    return [*jobs["chief"], *jobs["worker"]]
 
 
 def _multi_worker(timeout_s):
     if not _workers():
         raise config_lib.ConfigError(
             "strategy=multi_worker takes its workers from the environment's TF_CONFIG, which names "
-            'none: set it to {"cluster": {"worker": ["host:port", ...]}, "task": {"type": '
-            '"worker", "index": 0}} on the first machine, and so on.'
+            f"none: set it to {_TF_CONFIG}."
         )
     _log.info("Waiting for all workers: %s.", ", ".join(_workers()))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -153,7 +173,6 @@ def workers_watched(strategy: tf.distribute.Strategy) -> Iterator[None]:
         tf.errors.AbortedError,
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
-        tf.errors.InternalError,
     ) as error:
         if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise
@@ -191,12 +210,8 @@ def split(batch: Any, strategy: tf.distribute.Strategy, *, whole: bool = False) 
     count = strategy.num_replicas_in_sync
     if count == 1:
         return batch
-    for rows in _sizes(batch):
-        if not whole and rows % count:
-            raise config_lib.ConfigError(
-                f"A batch of {rows} examples cannot be divided among {count} replicas: make "
-                f"labeled_batch_size and unlabeled_batch_size multiples of {count}."
-            )
+    if not whole:
+        _check_sizes(batch, count)
 
     def part(context):
         if whole:
@@ -216,10 +231,15 @@ def split_dataset(
       dataset: its batches are the same in every worker.
       strategy: see `split`.
       whole: see `split`.
+
+    Raises:
+      ConfigError: as `split`.
     """
     count = strategy.num_replicas_in_sync
     if count == 1:
         return dataset
+    if not whole:
+        _check_sizes(dataset.element_spec, count)
 
     def of_worker(context):
         own = count // context.num_input_pipelines
@@ -306,6 +326,36 @@ def devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
         found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         return (found[0].name,)
     return tuple(strategy.extended.worker_devices)
+
+
+def check_agreement(strategy: tf.distribute.Strategy, what: str, value: str) -> None:
+    """Raises ConfigError unless all workers, each of which has to call this, have one value.
+
+    Args:
+      strategy: of the workers; one process agrees with itself.
+      what: the value is, for the message.
+      value: is compared by a digest of it.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    digest = float(int.from_bytes(hashlib.sha256(value.encode()).digest()[:5], "big"))
+    # The digest is its mean over the workers, in each of them, only if all are equal.
+    total = strategy.reduce(tf.distribute.ReduceOp.SUM, tf.constant(digest, tf.float64), axis=None)
+    # Each worker adds its own once.
+    if float(total) != digest * len(_workers()):
+        raise config_lib.ConfigError(
+            f"The workers differ in {what} (here {value}): start all of them with the same "
+            "command, on the same data and with the same --model_dir."
+        )
+
+
+def _check_sizes(batch: Any, count: int) -> None:
+    for rows in _sizes(batch):
+        if rows % count:
+            raise config_lib.ConfigError(
+                f"A batch of {rows} examples cannot be divided among {count} replicas: make "
+                f"labeled_batch_size and unlabeled_batch_size multiples of {count}."
+            )
 
 
 def _sizes(batch: Any) -> list[int]:

@@ -76,6 +76,7 @@ def train(
         step that was known to be good.
       CheckpointError: the newest checkpoint does not fit.
       EventFileError: event files cannot be written, or are damaged.
+      ConfigError: workers do not go on from one step.
     """
     model_dir = files.path(model_dir)
     window = metrics_lib.MetricWindow()
@@ -91,6 +92,7 @@ def train(
         weight_ids = np.arange(trainer.example_weights.size)
     resumed = checkpointer.restore_latest()
     start = int(trainer.step)
+    distribution.check_agreement(trainer.strategy, "the step that they go on from", str(start))
     if resumed:
         finished = start == config.train_steps
         _log.info("Already at step %d, the last." if finished else "Resuming from step %d.", start)
@@ -210,6 +212,8 @@ def _calls(
         for step, batch in enumerate(throughput.timed(batches), start):
             yield _Done(step + 1, None, _step(trainer, pipeline, step, batch))
         return
+    for batch in batches.take(1):
+        trainer.check_head(batch)
     weights, step = trainer.config.weights, start
     weight_batches, whole = _weight_batches(trainer, pipeline, start, config.train_steps)
     iterator = iter(distribution.split_dataset(batches, trainer.strategy))

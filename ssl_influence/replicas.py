@@ -42,8 +42,13 @@ def gathered(values: Any) -> Any:
     if count() == 1 or not tf.nest.flatten(values):
         return values
     context = tf.distribute.get_replica_context()
+    own = tf.nest.flatten(values)
     with tf.device(_device()):
-        flat = context.all_gather(list(map(tf.identity, tf.nest.flatten(values))), axis=0)
+        flat = context.all_gather(list(map(tf.identity, own)), axis=0)
+    flat = [
+        tf.ensure_shape(rows, [part.shape[0] and count() * part.shape[0], *part.shape[1:]])
+        for rows, part in zip(flat, own, strict=True)
+    ]
     return tf.nest.pack_sequence_as(values, flat)
 
 

@@ -148,7 +148,7 @@ class BilevelTrainer(tf.Module):
                 self.optimizer.exclude_from_weight_decay(
                     [v for v in self.trainable if not self._is_decayed(v)]
                 )
-            if config.model.mixed_precision == "float16":
+            if config.model.mixed_precision == "float16" and self._loss_scale is None:
                 self.optimizer = keras.mixed_precision.LossScaleOptimizer(self.optimizer)
             self.optimizer.build(self.trainable)
             self.ema = averages.of_model(model, config.optimizer)
@@ -225,6 +225,8 @@ class BilevelTrainer(tf.Module):
         whole: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Steps of theta without a look at them from Python, as single steps would take them.
+
+        `check_head` is to be called before the first.
 
         Args:
           count: how many, K.
@@ -414,8 +416,8 @@ class BilevelTrainer(tf.Module):
         self.optimizer.apply_gradients(
             zip(gradients, self.trainable, strict=True), skip_gradients_aggregation=True
         )
-        self.ema.update()
         self._share_statistics()
+        self.ema.update()
         # Terms first: where several are not finite, the run names the first.
         of_terms = {
             f"loss_{name}_unweighted": tf.reduce_mean(tf.cast(losses, tf.float32))
@@ -691,13 +693,23 @@ class BilevelTrainer(tf.Module):
 
     def _split(self, batch, whole=False):
         """A batch of all replicas, checked and divided among them; as it is if that was done."""
+        if tf.distribute.has_strategy():
+            raise config_lib.ConfigError(
+                "A step was called within the scope of a strategy: call it outside, it divides the "
+                "batch by itself."
+            )
         if distribution.is_split(batch):
             return batch
         if "labeled" in batch:
-            self._check_head(batch)
+            self.check_head(batch)
         return distribution.split(batch, self.strategy, whole=whole)
 
-    def _check_head(self, batch) -> None:
+    def check_head(self, batch: Batch) -> None:
+        """Raises ConfigError unless logits are head(features), which single steps check too.
+
+        Args:
+          batch: one that is not divided; of its labeled inputs two are passed.
+        """
         if self._head_checked:
             return
         few = tf.nest.map_structure(lambda tensor: tensor[:2], batch["labeled"]["inputs"])

@@ -3,7 +3,8 @@
     python -m tests.replicated PATH.npz COUNT CASE...                 COUNT virtual CPUs
     TF_CONFIG=... python -m tests.replicated PATH.npz COUNT CASE...     a worker that has so many
 
-A case is method:model:dtype, with the models "mlp" and "wide_resnet" (with synchronized BatchNorm).
+A case is method:model:dtype, with the models "mlp", "wide_resnet" (with synchronized BatchNorm) and
+"own_norms" (the same without).
 Results are named case/what; "evaluated" is what `evaluate` gives.
 """
 
@@ -19,6 +20,7 @@ from ssl_influence import (
     evaluation,
     example_weights,
     optimizers,
+    replicas,
     training,
 )
 from ssl_influence.methods import registry as methods
@@ -27,13 +29,13 @@ from ssl_influence.models import registry as models
 SIZE, CLASSES, STEPS, EVERY = 40, 3, 20, 5
 LABELED, UNLABELED, VALIDATION = 8, 16, 12
 EXAMPLES, BATCH_SIZES = 10_003, (63, 500, 2_001, 10_003)
-SHAPES = {"mlp": (6,), "wide_resnet": (8, 8, 3)}
+SHAPES = {"mlp": (6,), "wide_resnet": (8, 8, 3), "own_norms": (8, 8, 3)}
 
 
 def config_of(method, model):
     return config_lib.Config().replace(
         model={
-            "name": model,
+            "name": "mlp" if model == "mlp" else "wide_resnet",
             "hidden_units": (8,),
             "depth": 10,
             "width": 1,
@@ -41,7 +43,12 @@ def config_of(method, model):
             "sync_bn": model == "wide_resnet",
         },
         method={"name": method},
-        optimizer={"learning_rate": 0.05, "weight_decay": 0.01, "clip_norm": 5.0},
+        optimizer={
+            "learning_rate": 0.05,
+            "weight_decay": 0.01,
+            "clip_norm": 5.0,
+            "ema_variables": "all",
+        },
         weights={"damping": 0.1, "learning_rate": 0.05, "inner_steps": EVERY},
         train={"train_steps": STEPS},
     )
@@ -107,6 +114,9 @@ def run(case, strategy):
                 for name in ("loss_supervised", "loss_unsupervised", "loss_l2", "gradient_norm")
             ]
         )
+    for variable in (*network.variables, *trainer.ema.shadow):  # a checkpoint holds one for all
+        first, *others = (copy.numpy() for copy in replicas.copies(variable))
+        assert all(np.array_equal(first, other) for other in others), variable.name
     assert int(trainer.step) == STEPS and not int(trainer.skipped_weight_steps)
     return {
         "losses": np.array(losses, np.float64),

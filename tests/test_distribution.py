@@ -31,10 +31,12 @@ def free_ports(number):
 
 def workers_environment(ports):
     """What TF_CONFIG is in each of some workers on this machine."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    hosts = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {"chief": hosts[:1], "worker": hosts[1:]}
+    tasks = [("chief", 0), *(("worker", index) for index in range(len(ports) - 1))]
     return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})}
-        for index in range(len(ports))
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+        for kind, index in tasks
     ]
 
 
@@ -83,7 +85,9 @@ def assert_same(one, found, cases):
     ("count", "cases"), [(2, CASES), (4, CASES[:1])], ids=["2 replicas", "4 replicas"]
 )
 def test_virtual_replicas_do_what_one_does(one, tmp_path, count, cases):
-    (found,) = results((start(tmp_path / "found.npz", count, cases), tmp_path / "found.npz"))
+    alone = ["uda:own_norms:float32"] if count == 2 else []
+    process = start(tmp_path / "found.npz", count, [*cases, *alone])
+    (found,) = results((process, tmp_path / "found.npz"))
     assert found["replicas"] == count
     assert_same(one, found, cases)
 
@@ -127,6 +131,9 @@ def test_a_batch_is_divided_in_order_and_filled_up_where_it_does_not_go():
     with pytest.raises(config_lib.ConfigError, match="10 examples cannot .* among 4 .*multiples"):
         distribution.split(batch, Replicas(4))
     assert not distribution.divides(Replicas(4), batch)
+    dataset = tf.data.Dataset.from_tensors(batch)
+    with pytest.raises(config_lib.ConfigError, match="10 examples cannot .* among 4 .*multiples"):
+        distribution.split_dataset(dataset, Replicas(4))
     assert distribution.divides(Replicas(5), batch) and distribution.divides(Replicas(1), batch)
     whole = distribution.split(batch, Replicas(4), whole=True)
     assert all(part is batch for part in whole)
@@ -154,6 +161,14 @@ def test_without_other_devices_the_strategy_is_that_of_one(monkeypatch):
         ({"tpu": "no-such-tpu"}, "", "tpu=no-such-tpu finds none"),
         ({"strategy": "multi_worker"}, "", "from the environment's TF_CONFIG, which names none"),
         ({}, "{'a'", r"TF_CONFIG=\{'a' is not JSON"),
+        ({}, '{"cluster": {"worker": ["a:1"]}}', "does not say which of its workers this is"),
+        ({}, '{"cluster": {"worker": "a:1"}, "task": {"type": "worker", "index": 0}}', "does not"),
+        (
+            {},
+            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+            "does not",
+        ),
+        ({"strategy": "multi_worker"}, "[]", "from the environment's TF_CONFIG, which names none"),
         ({"virtual_cpus": 7}, "", "virtual_cpus=7 comes too late"),
     ],
 )

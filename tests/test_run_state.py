@@ -116,7 +116,9 @@ def test_a_lost_or_damaged_checkpoint_gives_way_to_the_one_before_and_never_to_n
     before.write_bytes(kept)
     data.write_bytes(whole)
     assert restored_step() == 20 and not caplog.text
-    for text in ("", "garbage"):
+    for name in ("index", "data-00000-of-00001"):
+        (tmp_path / f"ckpt-best.{name}").write_bytes(b"of another program")
+    for text in ("", "garbage", 'model_checkpoint_path: "foo"'):
         (tmp_path / "checkpoint").write_text(text)
         assert saver().restore_latest()
     (tmp_path / "checkpoint").unlink()  # as a kill within the first save leaves it

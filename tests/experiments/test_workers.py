@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from experiments import command
 from tests.experiments.processes import (
@@ -23,12 +25,13 @@ from tests.test_distribution import free_ports, workers_environment
 SMALL = ["--model=mlp", "--hidden_units=8", "--worker_timeout_s=20"]
 
 
-def start_workers(model_dir, *arguments):
+def start_workers(model_dir, *arguments, of_last=()):
+    """A chief and a worker, the last with some flags of its own."""
     return [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "experiments.uda_cifar", *TINY, *SMALL),
-                *(f"--model_dir={model_dir}", *arguments),
+                *(f"--model_dir={model_dir}", *arguments, *own),
             ],
             cwd=ROOT,
             env={**os.environ, **environment},
@@ -37,7 +40,7 @@ def start_workers(model_dir, *arguments):
             stderr=subprocess.PIPE,
             text=True,
         )
-        for environment in workers_environment(free_ports(2))
+        for environment, own in zip(workers_environment(free_ports(2)), ((), of_last), strict=True)
     ]
 
 
@@ -69,8 +72,30 @@ def test_a_killed_worker_ends_the_other_and_the_pair_goes_on(tmp_path):
     assert_same_run(whole, killed)
 
 
-def test_batches_that_replicas_cannot_divide_are_refused(tmp_path):
-    result = run("uda_cifar", *TINY, *SMALL, "--virtual_cpus=3", f"--model_dir={tmp_path / 'run'}")
+def test_workers_with_other_settings_are_told(tmp_path):
+    pair = start_workers(tmp_path / "run", of_last=["--learning_rate=0.3"])
+    for result in map(finish, pair):
+        assert_refused(result, "The workers differ in their settings")
+        assert result.returncode == 1
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_ctaugment_learns_from_all_replicas(tmp_path):
+    flags = ("--strong_view=ctaugment", "--virtual_cpus=2", "--train_steps=4")
+    succeeded(run("fixmatch_cifar", *TINY, *SMALL, *flags, f"--model_dir={tmp_path}"))
+    reader = tf.train.load_checkpoint(str(tmp_path / "checkpoints"))
+    (rates,) = (
+        reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.startswith("augmenter/rates")
+    )
+    assert np.any(rates != 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_batches_that_replicas_cannot_divide_are_refused(tmp_path, at_once):
+    devices = ("--virtual_cpus=3", f"--steps_per_call={at_once}")
+    result = run("uda_cifar", *TINY, *SMALL, *devices, f"--model_dir={tmp_path / 'run'}")
     assert_refused(result, "A batch of 8 examples cannot be divided among 3 replicas")
 
 
