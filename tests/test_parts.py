@@ -129,10 +129,10 @@ def test_a_table_keeps_sparse_gradients_unless_it_is_decayed():
         found = []
         take = trainer.optimizer.apply_gradients
 
-        def spy(pairs):
+        def spy(pairs, **keywords):
             pairs = list(pairs)
             found.extend(isinstance(gradient, tf.IndexedSlices) for gradient, _ in pairs)
-            return take(pairs)
+            return take(pairs, **keywords)
 
         trainer.optimizer.apply_gradients = spy
         trainer.theta_step(batches(0)[0])

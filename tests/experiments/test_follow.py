@@ -108,7 +108,7 @@ def built(tmp_path):
         manifest={"sha256": "a"},
         encoder=None,
         source=types.SimpleNamespace(test_labels=[0]),
-        trainer=types.SimpleNamespace(model=model, ema=average),
+        trainer=types.SimpleNamespace(model=model, ema=average, strategy=None),
         pipeline=types.SimpleNamespace(evaluation_batches=lambda split, size: [batch]),
     )
     write_flags(tmp_path, config)
