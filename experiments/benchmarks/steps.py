@@ -1,16 +1,13 @@
 """What the suites train: the library's steps, and a plain one of the same graph."""
 
-import contextlib
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from experiments.benchmarks import timing
+from experiments.benchmarks import flops, timing
 from ssl_influence import config as config_lib, training
 from ssl_influence.methods import registry as methods
 from ssl_influence.models import registry as models
@@ -46,7 +43,7 @@ def times(config: config_lib.Config, repeats: int) -> timing.Rows:
     traced["validation_forward"] = forward.get_concrete_function(validation["inputs"])
     rows = timing.interleaved(calls, repeats)
     for row, function in traced.items():
-        rows[row]["float_operations"] = float_operations(function)
+        rows[row]["float_operations"] = flops.count(function).total
     return rows
 
 
@@ -78,16 +75,6 @@ def make_trainer(
     return training.BilevelTrainer(
         model, method, training.make_example_weights(config.weights, TABLE_SIZE), config
     )
-
-
-def float_operations(function: tf.types.experimental.ConcreteFunction) -> int:
-    """What TensorFlow's profiler counts: convolutions, matrix products and their like."""
-    builder = tf.compat.v1.profiler.ProfileOptionBuilder
-    options = builder(builder.float_operation()).with_empty_output().build()
-    with _silenced():
-        return tf.compat.v1.profiler.profile(
-            function.graph, cmd="scope", options=options
-        ).total_float_ops
 
 
 def plain_step(config: config_lib.Config, mode: str) -> tuple[Callable, keras.Model]:
@@ -160,23 +147,3 @@ def wait(result: Any) -> None:
     """Returns once the result has been computed."""
     for tensor in tf.nest.flatten(result):
         tensor.numpy()
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Nothing reaches stdout or stderr, from C++ neither."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for descriptor in (1, 2):
-            os.dup2(nowhere, descriptor)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, own in zip((1, 2), saved, strict=True):
-            os.dup2(own, descriptor)
-            os.close(own)
-        os.close(nowhere)
