@@ -214,10 +214,7 @@ def split(batch: Any, strategy: tf.distribute.Strategy, *, whole: bool = False) 
         _check_sizes(batch, count)
 
     def part(context):
-        if whole:
-            return batch
-        index = context.replica_id_in_sync_group
-        return tf.nest.map_structure(functools.partial(_part, index=index, count=count), batch)
+        return batch if whole else _part(batch, context.replica_id_in_sync_group, count)
 
     return strategy.experimental_distribute_values_from_function(part)
 
@@ -246,14 +243,10 @@ def split_dataset(
         first = context.input_pipeline_id * own
 
         def parts(batch):
-            def stacked(tensor):
-                if whole:
-                    return tf.tile(tensor[tf.newaxis], [own] + [1] * tensor.shape.rank)
-                rows = tensor.shape[0] // count
-                parts = tf.reshape(tensor, [count, rows, *tensor.shape[1:]])
-                return parts[first : first + own]
-
-            return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(stacked, batch))
+            indices = range(first, first + own)
+            of_replicas = [batch if whole else _part(batch, index, count) for index in indices]
+            stacked = tf.nest.map_structure(lambda *tensors: tf.stack(tensors), *of_replicas)
+            return tf.data.Dataset.from_tensor_slices(stacked)
 
         return dataset.flat_map(parts)
 
@@ -362,6 +355,11 @@ def _sizes(batch: Any) -> list[int]:
     return [tensor.shape[0] for tensor in tf.nest.flatten(batch)]
 
 
-def _part(tensor: tf.Tensor, *, index: int, count: int) -> tf.Tensor:
-    rows = tensor.shape[0] // count
-    return tensor[index * rows : (index + 1) * rows]
+def _part(batch: Any, index: int, count: int) -> Any:
+    """Those rows of each tensor that belong to one replica of `count`."""
+
+    def rows_of(tensor):
+        rows = tensor.shape[0] // count
+        return tensor[index * rows : (index + 1) * rows]
+
+    return tf.nest.map_structure(rows_of, batch)

@@ -208,13 +208,11 @@ class BilevelTrainer(tf.Module):
         Features and logits of the batch are those of the theta step's own forward pass; only the
         validation batch ({"inputs", "label"}) costs another. Returns what `theta_step` returns.
         """
-        whole = not distribution.divides(self.strategy, validation)
-        return self._bilevel_step(self._split(batch), self._split(validation, whole=whole), whole)
+        return self._bilevel_step(*self._split_both(batch, validation))
 
     def weight_step(self, batch: Batch, validation: Batch) -> dict[str, tf.Tensor]:
         """A weight step alone; theta and BatchNorm's moving statistics stay as they are."""
-        whole = not distribution.divides(self.strategy, validation)
-        return self._weight_step(self._split(batch), self._split(validation, whole=whole), whole)
+        return self._weight_step(*self._split_both(batch, validation))
 
     def steps(
         self,
@@ -290,11 +288,8 @@ class BilevelTrainer(tf.Module):
           name: "theta_step", "bilevel_step" or "weight_step".
           batches: the arguments of that step.
         """
-        batch, *validation = batches
-        whole = [not distribution.divides(self.strategy, other) for other in validation]
-        split = [self._split(x, whole=w) for x, w in zip(validation, whole, strict=True)]
-        step = getattr(self, f"_{name}")
-        return step.get_concrete_function(self._split(batch), *split, *whole)
+        divided = (self._split(*batches),) if len(batches) == 1 else self._split_both(*batches)
+        return getattr(self, f"_{name}").get_concrete_function(*divided)
 
     def _is_decayed(self, variable):
         name = variable.name.split("/")[-1].split(":")[0]
@@ -703,6 +698,11 @@ class BilevelTrainer(tf.Module):
         if "labeled" in batch:
             self.check_head(batch)
         return distribution.split(batch, self.strategy, whole=whole)
+
+    def _split_both(self, batch, validation):
+        """The batches of a weight step, and whether replicas get the validation batch whole."""
+        whole = not distribution.divides(self.strategy, validation)
+        return self._split(batch), self._split(validation, whole=whole), whole
 
     def check_head(self, batch: Batch) -> None:
         """Raises ConfigError unless logits are head(features), which single steps check too.
