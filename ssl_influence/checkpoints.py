@@ -120,15 +120,13 @@ def newest(directory: str | os.PathLike) -> str | None:
     complete = list_checkpoints(directory)
     if named is None:
         # The index of one that a kill cut short within the first save is none.
-        complete = {step: path for step, path in complete.items() if _has_whole_index(path)}
-    candidates = list(reversed(complete.values()))
-    if named is not None and named in candidates:
-        candidates = candidates[candidates.index(named) :]
-    elif named is not None:
-        candidates = [path for path in candidates if step_of(path) < step_of(named)]
-        _log.warning("%s is incomplete: its .index or .data file is missing.", named)
+        candidates = [path for path in complete.values() if _has_whole_index(path)]
+    else:
+        candidates = [path for step, path in complete.items() if step <= step_of(named)]
+        if named not in candidates:
+            _log.warning("%s is incomplete: its .index or .data file is missing.", named)
     problem = None
-    for path in candidates:
+    for path in reversed(candidates):
         try:
             verify(path)
         except UnreadableError as error:

@@ -1,7 +1,6 @@
 """Numbers of a run: averaged over the steps between two log lines, written as JSON lines."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -88,7 +87,7 @@ class Throughput:
         self._examples_of = examples_of
         self._clock = clock
         self._began: float | None = None
-        self._waited = 0.0
+        self._waited: float | None = 0.0  # None: not known
         self._examples = 0
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
@@ -113,7 +112,7 @@ class Throughput:
             self._began = self._clock()
         else:
             self._examples += batches * self._examples_of(batch)
-        self._waited = math.nan
+        self._waited = None
 
     def flush(self) -> dict[str, float]:
         """What was measured since the last flush; nothing where no batch was.
@@ -128,13 +127,10 @@ class Throughput:
         if not self._examples:
             return {}
         seconds = max(now - self._began, 1e-9)
-        measured = {
-            "time/examples_per_second": self._examples / seconds,
-            "time/input_wait": self._waited / seconds,
-            "time/window_s": seconds,
-        }
-        if math.isnan(self._waited):
-            del measured["time/input_wait"]
+        measured = {"time/examples_per_second": self._examples / seconds}
+        if self._waited is not None:
+            measured["time/input_wait"] = self._waited / seconds
+        measured["time/window_s"] = seconds
         self._began, self._waited, self._examples = now, 0.0, 0
         return measured
 
