@@ -37,6 +37,8 @@ def run(main: Callable[[], int | None]) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
             sys.exit(STOPPED if error.goes_on else 1)
         except KeyboardInterrupt:
-            sys.exit("error: interrupted; the same command goes on from the newest checkpoint.")
+            message = "error: interrupted; the same command goes on from the newest checkpoint."
+            print(message, file=sys.stderr, flush=True)
+            sys.exit(STOPPED)
 
     app.run(guarded)
