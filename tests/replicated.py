@@ -3,6 +3,8 @@
     python -m tests.replicated PATH.npz COUNT CASE...                 COUNT virtual CPUs
     TF_CONFIG=... python -m tests.replicated PATH.npz COUNT CASE...     a worker that has so many
 
+    python -m tests.replicated compare ONE.npz OTHER.npz...             differences from the first
+
 A case is method:model:dtype, with the models "mlp", "wide_resnet" (with synchronized BatchNorm) and
 "own_norms" (the same without).
 Results are named case/what; "evaluated" is what `evaluate` gives.
@@ -153,7 +155,20 @@ def evaluate(strategy):
     return np.array(found)
 
 
+def compare(one, *others):
+    """Prints the largest difference of each result, of each other file from the first."""
+    expected = np.load(one)
+    for other in others:
+        found = np.load(other)
+        for name in sorted(set(found) & set(expected) - {"replicas"}):
+            difference = np.abs(found[name] - expected[name]).max()
+            print(f"{other}, {found['replicas']} replicas: {name} {difference:.1e}")
+
+
 def main():
+    if sys.argv[1] == "compare":
+        compare(*sys.argv[2:])
+        return
     path, count, *cases = sys.argv[1:]
     strategy = distribution.make(config_lib.DistributionConfig(virtual_cpus=int(count)))
     tf.config.experimental.enable_op_determinism()
