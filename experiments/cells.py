@@ -1,10 +1,11 @@
-"""Trains the cells of a study in parallel processes of one thread each.
+"""Trains the cells of a sweep in parallel processes.
 
 Results depend on how many threads TensorFlow computes with, in the last digits of its sums and soon
 in more. One thread is what every machine has, and several such processes leave no core idle.
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import multiprocessing
@@ -17,15 +18,15 @@ from multiprocessing import connection as connections
 from experiments import comparison
 from ssl_influence import config as config_lib, files
 
-ONE_THREAD = {
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+THREADS = ("TF_NUM_INTRAOPTHREADS", "TF_NUM_INTEROPTHREADS", "OMP_NUMTHREADS")
 
 
 class CellError(config_lib.UserError):
-    """A cell could not be trained; the message names its directory and the cause."""
+    """Cells could not be trained; the message says which, or how many."""
+
+
+class _Died(Exception):
+    """The process of a cell is gone; the message says so and names its log."""
 
 
 def train(
@@ -34,7 +35,8 @@ def train(
     logs: files.AnyPath,
     program: str,
     report: Callable[[comparison.Cell, dict], None],
-) -> None:
+    threads: int = 1,
+) -> dict[comparison.Cell, str]:
     """Trains, or resumes, and judges each cell, see `launch.train_and_judge`.
 
     A process takes one cell after the other, as importing TensorFlow takes seconds. SIGTERM and
@@ -46,9 +48,13 @@ def train(
       logs: folder of job-<n>.log, to which process n adds all that it prints.
       program: the binary that the runs' flags.txt name.
       report: called with each cell and its result as it ends.
+      threads: that a process computes with; 0 leaves it to TensorFlow.
+
+    Returns:
+      A line that says why, for each cell that failed.
 
     Raises:
-      CellError: a cell failed; the others have been ended.
+      CellError: a process was told to stop by others.
       ConfigError: `logs` cannot be made, or lies in a bucket.
       KeyboardInterrupt: on SIGTERM and SIGINT.
     """
@@ -62,23 +68,40 @@ def train(
         raise config_lib.ConfigError(
             f"{logs} cannot be written ({error.strerror}): name another directory."
         ) from error
-    os.environ.update(ONE_THREAD)  # TensorFlow reads them in the processes started below.
-    waiting = collections.deque(cells)
+    if threads:  # TensorFlow reads these in the processes started below.
+        os.environ.update(dict.fromkeys(THREADS, str(threads)))
+    waiting, failed = collections.deque(cells), {}
     workers: dict[connections.Connection, _Worker] = {}
+
+    def start(log: pathlib.Path) -> None:
+        worker = _Worker.start(log, program)
+        workers[worker.connection] = worker
+        worker.give(waiting.popleft())
+
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number in range(1, min(jobs, len(cells)) + 1):
-            worker = _Worker.start(logs / f"job-{number}.log", program)
-            workers[worker.connection] = worker
-            worker.give(waiting.popleft())
+            start(logs / f"job-{number}.log")
         while workers:
             for connection in connections.wait(list(workers)):
                 worker = workers[connection]
-                report(worker.cell, worker.result())
+                try:
+                    answer = worker.result()
+                except _Died as error:
+                    failed[worker.cell] = str(error)
+                    workers.pop(connection)
+                    if waiting:
+                        start(worker.log)
+                    continue
+                if isinstance(answer, str):
+                    failed[worker.cell] = answer
+                else:
+                    report(worker.cell, answer)
                 if waiting:
                     worker.give(waiting.popleft())
                 else:
                     workers.pop(connection).end()
+        return failed
     finally:
         for worker in workers.values():
             worker.process.terminate()
@@ -107,18 +130,25 @@ class _Worker:
 
     def give(self, cell: comparison.Cell) -> None:
         self.cell = cell
-        try:
+        # A process that is gone is met by `result`.
+        with contextlib.suppress(OSError):
             self.connection.send(cell)
-        except OSError as error:
-            raise self._failed() from error
 
-    def result(self) -> dict:
+    def result(self) -> dict | str:
+        """What the cell ended with, or the line that says why it failed.
+
+        Raises:
+          CellError: the process was told to stop.
+          _Died: it is gone.
+        """
         try:
             answer = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise self._failed() from error
-        if isinstance(answer, str):
-            raise CellError(f"{self.cell.model_dir}: {answer}")
+            self.end()
+            raise _Died(
+                f"its process died with exit code {self.process.exitcode}; {self.log} ends with "
+                "what it printed."
+            ) from error
         if answer is None:
             raise CellError(
                 f"{self.cell.model_dir}: the process was told to stop; the same command goes on."
@@ -128,13 +158,6 @@ class _Worker:
     def end(self) -> None:
         self.connection.close()
         self.process.join()
-
-    def _failed(self) -> CellError:
-        self.process.join()
-        return CellError(
-            f"{self.cell.model_dir}: the process died with exit code {self.process.exitcode}; "
-            f"{self.log} ends with what it printed."
-        )
 
 
 def _work(connection: connections.Connection, log: pathlib.Path, program: str) -> None:

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -157,7 +157,14 @@ _TABLE = (
         "unlabeled_mismatch",
         "data",
         "unlabeled_mismatch",
-        "Share of the unlabeled examples outside --known_classes (default: all there are).",
+        "Share of the unlabeled examples outside --known_classes, or of classes that only "
+        "--unlabeled_data has (default: all there are).",
+    ),
+    (
+        "unlabeled_size",
+        "data",
+        "unlabeled_size",
+        "How many unlabeled examples, drawn by the dataset's seed (default: all there are).",
     ),
     (
         "unlabeled_classes",
@@ -712,22 +719,35 @@ def to_flagfile(config: config_lib.Config, program: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_flagfile(path: files.AnyPath, *more: pathlib.Path) -> config_lib.Config:
-    """The config in a run's flags.txt, or in several flagfiles, of which later ones win.
+def read_flagfile(path: files.AnyPath) -> config_lib.Config:
+    """The config in a run's flags.txt, or in another flagfile.
 
     Raises:
       ConfigError: the file holds a flag or a value this version does not know, naming it.
+    """
+    with _local(path) as copy:
+        return read_arguments([f"--flagfile={copy}"], str(path))
+
+
+def read_arguments(arguments: Sequence[str], named: str) -> config_lib.Config:
+    """The config of a command line, as --flag=value or --flagfile=path, of which later ones win.
+
+    Args:
+      arguments: of the shared flags; what they leave out is the config's own default.
+      named: what messages call them.
+
+    Raises:
+      ConfigError: there is no such flag, file or value, or they do not go together.
     """
     flag_values = flags.FlagValues()
     define(flag_values=flag_values)
     flags.DEFINE_string("flagfile", "", "", flag_values=flag_values)
     try:
-        with _local(path) as first:
-            rest = flag_values(["flags", *(f"--flagfile={each}" for each in (first, *more))])
+        rest = flag_values(["flags", *arguments])
     except (flags.Error, OSError) as error:
-        raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
+        raise config_lib.ConfigError(f"{named} cannot be read: {error}") from error
     if rest[1:]:
-        raise config_lib.ConfigError(f"{path} cannot be read: {rest[1]!r} is not a --flag=value.")
+        raise config_lib.ConfigError(f"{named} cannot be read: {rest[1]!r} is not a --flag=value.")
     return to_config(flag_values=flag_values)
 
 

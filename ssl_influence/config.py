@@ -200,6 +200,8 @@ class DataConfig:
         nobody.
       unlabeled_mismatch: share of the unlabeled examples that are of no known class; None keeps
         all there are.
+      unlabeled_size: how many unlabeled examples, drawn by the dataset's seed; None takes all there
+        are.
       unlabeled_classes: classes that unlabeled examples may be of, by number as the data have them
         (before known_classes renumbers them); () takes all, those of unknown class included.
       balance: labeled and validation examples are drawn class by class; else from all alike.
@@ -229,6 +231,7 @@ class DataConfig:
     labeled_includes_validation: bool = False
     known_classes: tuple[int, ...] = ()
     unlabeled_mismatch: float | None = None
+    unlabeled_size: int | None = None
     unlabeled_classes: tuple[int, ...] = ()
     balance: bool = True
     labeled_ids: str | None = None
@@ -279,11 +282,13 @@ class DataConfig:
         )
         if self.unlabeled_mismatch is not None:
             _require(
-                bool(known),
+                bool(known or self.unlabeled_data),
                 f"unlabeled_mismatch={self.unlabeled_mismatch} is a share of the examples outside "
-                "known_classes: name those.",
+                "known_classes, or of other classes in unlabeled_data: name one of these.",
             )
             _between("unlabeled_mismatch", self.unlabeled_mismatch, 0, 1)
+        if self.unlabeled_size is not None:
+            _count("unlabeled_size", self.unlabeled_size, 1)
 
 
 @dataclasses.dataclass(frozen=True)

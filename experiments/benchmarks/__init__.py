@@ -10,4 +10,13 @@ A suite holds
   not: the parent process is to stay small, since a new process inherits its peak memory.
 """
 
-SUITES = ("train_step", "augment", "m_adam", "per_example", "influence", "text", "flops")
+SUITES = (
+    "train_step",
+    "inner_steps",
+    "augment",
+    "m_adam",
+    "per_example",
+    "influence",
+    "text",
+    "flops",
+)

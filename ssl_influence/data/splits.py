@@ -26,6 +26,7 @@ _SETTINGS = (
     "validation_overlap",
     "labeled_includes_validation",
     "unlabeled_mismatch",
+    "unlabeled_size",
     "balance",
     "label_noise",
 )
@@ -79,6 +80,7 @@ def draw(
         labeled_includes_validation=settings.labeled_includes_validation,
         strangers=source.strangers,
         unlabeled_mismatch=settings.unlabeled_mismatch,
+        unlabeled_size=settings.unlabeled_size,
         balance=settings.balance,
         parts=source.parts,
         allowed=allowed,
@@ -103,6 +105,7 @@ def make(
     labeled_includes_validation: bool = False,
     strangers: np.ndarray | None = None,
     unlabeled_mismatch: float | None = None,
+    unlabeled_size: int | None = None,
     balance: bool = True,
     parts: np.ndarray | None = None,
     allowed: np.ndarray | None = None,
@@ -121,7 +124,8 @@ def make(
 
     Unlabeled: all other rows, those of unknown label (-1) included, but for those of the part
     "validation". With `unlabeled_mismatch`, as many of them as can be had with that share of
-    strangers; rows left over have no role.
+    strangers; with `unlabeled_size`, that many of them. Rows left over have no role. For one seed
+    and share, a smaller pool is a part of a larger one.
 
     With `validation_overlap` the published FixMatch code is followed: the validation examples are
     the first rows of a class-balanced order that is the same for every seed, and labeled examples
@@ -130,7 +134,7 @@ def make(
 
     The draws are `Generator(PCG64(seed)).permutation` of the classes and then of the rows, for the
     labeled examples; the same again for the validation examples; and one of the rows for the
-    mismatch.
+    mismatch and the size of the pool.
 
     Args:
       labels: int [n], -1 where unknown.
@@ -144,6 +148,7 @@ def make(
       labeled_includes_validation: the validation examples are labeled examples too.
       strangers: bool [n], rows that are of no class of the task; needed for `unlabeled_mismatch`.
       unlabeled_mismatch: share of strangers among the unlabeled examples; None keeps all rows.
+      unlabeled_size: how many unlabeled examples; None keeps all rows.
       balance: if false, labeled and validation examples are drawn from all alike, whatever their
         class, so that a class may have none.
       parts: int [n], see `examples.Source`; None: all rows are of the part "train".
@@ -221,14 +226,23 @@ def make(
         is_unlabeled[validation_ids] = False
         if not unlabeled_includes_labeled:
             is_unlabeled[labeled_ids] = False
-    if unlabeled_mismatch is not None:
-        if strangers is None:
-            raise config.ConfigError(
-                f"unlabeled_mismatch={unlabeled_mismatch} needs examples outside the task: name "
-                "the task's classes by known_classes."
-            )
+    if unlabeled_mismatch is not None and strangers is None:
+        raise config.ConfigError(
+            f"unlabeled_mismatch={unlabeled_mismatch} needs examples outside the task: name "
+            "the task's classes by known_classes, or join data of other classes by unlabeled_data."
+        )
+    if unlabeled_mismatch is not None or unlabeled_size is not None:
         row_order = random.permutation(len(labels))
-        kept = _with_share(row_order[is_unlabeled[row_order]], strangers, unlabeled_mismatch)
+        kept = row_order[is_unlabeled[row_order]]
+        if unlabeled_mismatch is not None:
+            kept = _with_share(kept, strangers, unlabeled_mismatch, unlabeled_size or len(kept))
+        if unlabeled_size is not None:
+            if len(kept) < unlabeled_size:
+                raise config.ConfigError(
+                    f"unlabeled_size={unlabeled_size}: only {len(kept)} unlabeled examples can be "
+                    "had: ask for fewer."
+                )
+            kept = kept[:unlabeled_size]
         is_unlabeled = _among(kept, labels)
     split = Split(
         labeled=np.sort(labeled_ids).astype(np.int64),
@@ -361,8 +375,10 @@ def _check_overlaps(split: Split, includes_labeled: bool, validation_overlap: bo
             )
 
 
-def _with_share(rows: np.ndarray, marked: np.ndarray, share: float) -> np.ndarray:
-    """The most of `rows`, in their order, of which `share` are marked (rounded down).
+def _with_share(rows: np.ndarray, marked: np.ndarray, share: float, most: int) -> np.ndarray:
+    """As many of `rows`, up to `most`, as can be had with `share` of them marked (rounded down).
+
+    Of both kinds the first ones.
 
     Raises:
       ConfigError: no row is left.
@@ -373,13 +389,16 @@ def _with_share(rows: np.ndarray, marked: np.ndarray, share: float) -> np.ndarra
         len(outside) / (1 - share) if share < 1 else np.inf,
     )
     # The small term keeps a whole number whole after the division.
-    kept = [part[: int(total * s + 1e-9)] for part, s in ((inside, share), (outside, 1 - share))]
-    if not len(kept[0]) + len(kept[1]):
+    counts = [int(total * s + 1e-9) for s in (share, 1 - share)]
+    if sum(counts) > most:
+        counts[0] = int(most * share + 1e-9)
+        counts[1] = most - counts[0]
+    if not sum(counts):
         raise config.ConfigError(
             f"unlabeled_mismatch={share} cannot be had from {len(inside)} strangers and "
             f"{len(outside)} others: choose another share, or fewer labeled examples."
         )
-    return np.concatenate(kept)
+    return np.concatenate([inside[: counts[0]], outside[: counts[1]]])
 
 
 def _check_classes(

@@ -98,8 +98,9 @@ def new_figure(size: tuple[float, float], layout: str | None = None) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike, dpi: int = 150) -> None:
-    """Writes a figure as PNG, in one move."""
+    """Writes a figure in one move, as PDF where the name ends so, else as PNG."""
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=dpi)
+    kind = "pdf" if files.path(path).suffix.lower() == ".pdf" else "png"
+    figure.savefig(image, format=kind, dpi=dpi)
     with files.replacing(path) as temporary:
         temporary.write_bytes(image.getvalue())

@@ -75,65 +75,31 @@ def comparison(
     header += [f"raw less {base}", "better/equal/worse"] if compared else []
     rows = []
     for name, by_seed in results.items():
-        cells = [name, _spread(_values(by_seed, "raw")), _spread(_values(by_seed, "ema"))]
+        cells = [name, spread(_values(by_seed, "raw")), spread(_values(by_seed, "ema"))]
         if compared and name == base:
             cells += ["", ""]
         elif compared:
             both = sorted(by_seed.keys() & results[base].keys())
-            cells += _paired([by_seed[s]["raw"] - results[base][s]["raw"] for s in both])
+            cells += paired([by_seed[s]["raw"] - results[base][s]["raw"] for s in both])
         for measure in measures:
             values = _values(by_seed, measure)
             count = f" ({len(values)})" if several else ""
-            cells.append(f"{_spread(values)}{count}" if values else "")
+            cells.append(f"{spread(values)}{count}" if values else "")
         rows.append(cells)
     return render([*header, *measures.values()], rows)
-
-
-def by_weighting(
-    results: Mapping[str, Mapping[str, Mapping[int, Mapping[str, float | None]]]],
-    base: str = "fixed",
-) -> str:
-    """Averaged weights' test errors of methods by weighting, and how each stands to `base`.
-
-    Args:
-      results: method -> weighting -> seed -> {"ema": percent}. A method may lack weightings.
-      base: the weighting that the others are compared with, if it is among them.
-
-    Returns:
-      A table of mean +- sample standard deviation over the seeds and, for each other weighting, the
-      mean of the paired differences with the half width of its 95% interval (Student's t) and the
-      numbers of seeds on which it is better, equal and worse.
-    """
-    weightings = list(dict.fromkeys(name for row in results.values() for name in row))
-    compared = [name for name in weightings if base in weightings and name != base]
-    header = ["test error of the average, %", *weightings]
-    for name in compared:
-        header += [f"{name} less {base}", "better/equal/worse"]
-    rows = []
-    for method, row in results.items():
-        errors = {
-            name: {seed: result["ema"] for seed, result in by_seed.items()}
-            for name, by_seed in row.items()
-        }
-        cells = [method]
-        cells += [_spread([*errors[n].values()]) if n in errors else "" for n in weightings]
-        for name in compared:
-            both = errors.get(name, {}).keys() & errors.get(base, {}).keys()
-            cells += _paired([errors[name][seed] - errors[base][seed] for seed in sorted(both)])
-        rows.append(cells)
-    return render(header, rows)
 
 
 def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> list[float]:
     return [result[name] for result in by_seed.values() if result.get(name) is not None]
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Mean +- sample standard deviation, of one value that value alone."""
     deviation = f" +- {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
     return f"{np.mean(values):.2f}{deviation}"
 
 
-def _paired(differences: Sequence[float]) -> list[str]:
+def paired(differences: Sequence[float]) -> list[str]:
     """Mean and 95% half width of paired differences, and how many are below, at and above 0."""
     differences = np.asarray(differences)
     if not differences.size:

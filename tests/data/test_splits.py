@@ -86,6 +86,36 @@ def test_mismatch_keeps_the_most_unlabeled_rows_that_have_its_share(share, expec
     assert "other class" in splits.describe(whole, labels, ["a", "b"], strangers)
 
 
+def test_the_pool_has_the_size_asked_for_and_smaller_ones_are_parts_of_it():
+    whole, large, small = (_make(unlabeled_size=size) for size in (None, 120, 40))
+    assert (len(large.unlabeled), len(small.unlabeled)) == (120, 40)
+    assert set(small.unlabeled) < set(large.unlabeled) < set(whole.unlabeled)
+    for role in ("labeled", "validation"):
+        np.testing.assert_array_equal(getattr(small, role), getattr(whole, role))
+    assert not np.array_equal(_make(unlabeled_size=40, seed=2).unlabeled, small.unlabeled)
+    with pytest.raises(config.ConfigError, match="unlabeled_size=300: only 253"):
+        _make(unlabeled_size=300)
+
+
+@pytest.mark.parametrize(("size", "share", "counts"), [(50, 0.5, (25, 25)), (7, 0.3, (2, 5))])
+def test_a_pool_of_a_size_has_the_share_of_strangers(size, share, counts):
+    strangers = UNEVEN == 2
+    labels = np.where(strangers, -1, UNEVEN)
+    split = _make(
+        labels,
+        num_classes=2,
+        strangers=strangers,
+        unlabeled_mismatch=share,
+        unlabeled_size=size,
+    )
+    marked = strangers[split.unlabeled]
+    assert (marked.sum(), (~marked).sum()) == counts
+    with pytest.raises(config.ConfigError, match="unlabeled_size=250: only"):
+        _make(
+            labels, num_classes=2, strangers=strangers, unlabeled_mismatch=share, unlabeled_size=250
+        )
+
+
 def test_mismatch_without_known_classes_or_without_strangers_is_refused():
     with pytest.raises(config.ConfigError, match="known_classes"):
         _make(unlabeled_mismatch=0.5)

@@ -1,5 +1,6 @@
 """Starting the binaries as a user does, and reading what they left."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -36,10 +37,11 @@ def _take_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def start(*arguments):
+def start(*arguments, environment=None):
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         preexec_fn=_take_interrupts,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,5 +1,6 @@
 """The benchmark: as a process on tiny settings, and that its yardsticks do the same work."""
 
+import collections
 import json
 import random
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from experiments.benchmarks import (
     influence,
+    inner_steps,
     m_adam,
     per_example,
     pillow_policy,
@@ -52,6 +54,49 @@ def test_train_step_suite_writes_every_row_and_quotients_of_its_medians(tmp_path
     peaks = [rows[f"run_{kind}_weights"]["peak_memory_bytes"] for kind in ("with", "without")]
     assert min(peaks) > 1e8
     assert ratios["run_with_over_without_weights"] == {"peak_memory_bytes": peaks[0] / peaks[1]}
+
+
+def test_inner_steps_suite_times_whole_rounds_with_and_without_weights(tmp_path):
+    path = tmp_path / "rounds.json"
+    arguments = ["--suite=inner_steps", *TINY_NET, *SMALL, "--inner_steps=7", "--repeats=2"]
+    succeeded(run("benchmark", *arguments, f"--json={path}"))
+    result = json.loads(path.read_text())
+    for row in result["rows"].values():
+        assert row["images_per_s"] == pytest.approx(7 * (8 + 2 * 16) / row["median_s"])
+    with_weights, without = (result["rows"][f"{kind}_weights"] for kind in ("with", "without"))
+    assert result["ratios"]["with_over_without_weights"]["cpu_s"] == (
+        with_weights["cpu_s"] / without["cpu_s"]
+    )
+
+
+@pytest.mark.parametrize(("batch", "theta_steps"), [("fused", 4), ("fresh", 5)])
+def test_a_round_is_its_theta_steps_and_one_weight_step(monkeypatch, batch, theta_steps):
+    calls = collections.Counter()
+
+    class Trainer:
+        def __init__(self, config):
+            self.weighting = config.weights.weighting
+
+        def __getattr__(self, name):
+            return lambda *arguments: calls.update([(self.weighting, name)]) or {}
+
+    monkeypatch.setattr(steps, "make_trainer", Trainer)
+    monkeypatch.setattr(timing, "interleaved", lambda rounds, *_, **__: _measured(rounds, calls))
+    config = config_lib.Config().replace(weights={"inner_steps": 5, "batch": batch})
+    inner_steps.measure("rounds", config, 1)
+    weight_step = "bilevel_step" if batch == "fused" else "weight_step"
+    assert calls == {
+        ("per_example", "theta_step"): theta_steps,
+        ("per_example", weight_step): 1,
+        ("fixed", "theta_step"): 5,
+    }
+
+
+def _measured(rounds, calls):
+    calls.clear()  # those that compile
+    for call in rounds.values():
+        call()
+    return {name: {"median_s": 1.0} for name in rounds}
 
 
 def test_augment_suite_compares_with_pillow_and_times_the_wait(tmp_path):
@@ -179,6 +224,14 @@ WRONG = {
     "method without the plain step": (
         ["--suite=train_step", "--method=pseudo_label"],
         "use method=uda",
+    ),
+    "rounds of a method with other views": (
+        ["--suite=inner_steps", "--method=mixmatch"],
+        "uda and fixmatch",
+    ),
+    "rounds without learned weights": (
+        ["--suite=inner_steps", "--weighting=fixed"],
+        "nothing to compare",
     ),
     "one mode of two": (
         ["--suite=train_step", "--target_forward=separate"],

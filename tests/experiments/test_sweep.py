@@ -1,0 +1,196 @@
+"""Sweeps as processes: their cells, interruption, failures and commands; and what files may say."""
+
+import json
+import shlex
+import signal
+import time
+
+import pytest
+
+from experiments import cells, comparison, sweep_files
+from ssl_influence import config as config_lib, files
+from tests.experiments.processes import (
+    TINY,
+    assert_refused,
+    assert_same_run,
+    finish,
+    run,
+    start,
+    succeeded,
+)
+
+COMMON = [flag for flag in TINY if not flag.startswith("--confidence")]
+AXES = {
+    "method": {
+        "supervised": {"method": "supervised", "weighting": "fixed"},
+        "mean_teacher": {"method": "mean_teacher"},
+    },
+    "labels": {"20": {"dataset": "digits.1@20-40"}, "30": {"dataset": "digits.1@{labels}-40"}},
+}
+
+
+def write_sweep(folder, **changes):
+    """A sweep file and its flagfile; keys that are None are left out."""
+    flagfile = folder / "common.flags"
+    flagfile.write_text("\n".join([*COMMON, "--model=mlp"]))
+    contents = {
+        "title": "A sweep",
+        "flags": {"flagfile": str(flagfile)},
+        "axes": AXES,
+        "skip": [{"labels": "30", "method": "supervised"}],
+        "seeds": "9",
+        "columns": ["labels"],
+        **changes,
+    }
+    path = folder / "sweep.json"
+    path.write_text(json.dumps({key: v for key, v in contents.items() if v is not None}))
+    return path
+
+
+def sweep(path, model_dir, *flags):
+    return ("sweep", f"--sweep={path}", f"--model_dir={model_dir}", *flags)
+
+
+def results_in(model_dir):
+    return {
+        str(path.parent.parent.relative_to(model_dir)): path.read_text()
+        for path in model_dir.rglob("eval/result.json")
+    }
+
+
+def test_an_interrupted_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path):
+    path, folder = write_sweep(tmp_path), tmp_path / "swept"
+    only = "--only=labels=20"
+    module, *arguments = sweep(path, folder, only, "--jobs=1")
+    process = start("-m", f"experiments.{module}", *arguments)
+    deadline = time.monotonic() + 120
+    while not results_in(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert_refused(finish(process), "the same command goes on")
+    before = results_in(folder)
+    assert list(before) == ["supervised/20/seed-9"]
+
+    result = succeeded(run(module, *arguments))
+    assert "1 of 2 cells to train" in result.stdout
+    found = results_in(folder)
+    last = "mean_teacher/20/seed-9"
+    assert set(found) == {"supervised/20/seed-9", last} and before.items() <= found.items()
+    flagfile = (folder / last / "flags.txt").read_text().splitlines()
+    assert {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"} <= set(flagfile)
+
+    # Each cell alone, as the launcher of a cluster starts it, in as many threads.
+    printed = run(*sweep(path, tmp_path / "alone", only, "--print_commands"))
+    commands = [shlex.split(line) for line in succeeded(printed).stdout.splitlines()]
+    assert [command[-1] for command in commands] == [f"--cell={name}" for name in found]
+    threads = dict.fromkeys(cells.THREADS, "1")
+    for command in commands:
+        assert command[:2] == ["python", "-m"]
+        succeeded(finish(start(*command[1:], environment=threads)))
+    assert_same_run(folder / last, tmp_path / "alone" / last)
+    assert results_in(tmp_path / "alone") == found
+    printed = run(*sweep(path, tmp_path / "alone", only, "--print_commands"))
+    assert succeeded(printed).stdout == ""
+
+
+def test_the_others_go_on_where_a_cell_fails(tmp_path):
+    axes = {"rate": {"wild": {"learning_rate": 1e30}, "tame": {}}}
+    path = write_sweep(tmp_path, axes=axes, skip=None, columns=None)
+    settings = ["--setting=log_every=1", "--setting=train_steps=20", "--seeds=7"]
+    result = run(*sweep(path, tmp_path / "swept", "--jobs=1", *settings))
+    assert_refused(result, "1 of 2 cells failed")
+    assert "wild/seed-7 failed: " in result.stdout and "at step" in result.stdout
+    assert list(results_in(tmp_path / "swept")) == ["tame/seed-7"]
+    assert "--train_steps=20" in (tmp_path / "swept/tame/seed-7/flags.txt").read_text()
+
+
+def test_a_cell_whose_process_dies_is_named_with_what_it_printed(tmp_path):
+    broken = [comparison.Cell(f"uda/{n}", 1, None, tmp_path / f"uda/{n}/seed-1") for n in (1, 2)]
+    failed = cells.train(broken, 1, tmp_path, "experiments.sweep", lambda *_: None)
+    assert [cell.row for cell in failed] == ["uda/1", "uda/2"]
+    for line in failed.values():
+        assert "exit code 1" in line and "job-1.log" in line
+    assert (tmp_path / "job-1.log").read_text().count("AttributeError: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "part"),
+    [
+        ("--sweep=/tmp/nowhere.json", "/tmp/nowhere.json cannot be read"),
+        ("--only=method=cotraining", "cotraining"),
+        ("--only=color=red", "'color' is no axis"),
+        ("--only=method", "axis=label"),
+        ("--seeds=3-1", "3-1"),
+        ("--setting=train_steps", "flag=value"),
+        ("--setting=colour=red", "colour"),
+        ("--setting=train_steps=-1", "train_steps"),
+        ("--cell=uda/seed-1", "cell=uda/seed-1"),
+        ("--jobs=0", "jobs"),
+        (f"--model_dir={__file__}/run", "cannot be written"),
+    ],
+)
+def test_wrong_commands_are_refused_with_one_line(tmp_path, flag, part):
+    path = write_sweep(tmp_path)
+    assert_refused(run(*sweep(path, tmp_path / "swept", flag)), part)
+    assert not (tmp_path / "swept").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"title": None}, "title is missing"),
+        ({"axes": None}, "axes is missing"),
+        ({"axis": {}}, "'axis' is not one of title, "),
+        ({"axes": {"model": []}}, "'model' needs a list"),
+        ({"axes": {"model": ["mlp", "mlp"]}}, "a value twice"),
+        ({"axes": {"model": {"../x": {}}}}, "to name a folder"),
+        ({"axes": {"model": {"..": {}}}}, "to name a folder"),
+        ({"axes": {"model": {"mlp": "mlp"}}}, "an object of flags"),
+        ({"axes": {"hidden_units": [[4, 4]]}}, "is no value of a flag"),
+        ({"seeds": "a"}, "neither a seed nor a range"),
+        ({"seeds": []}, "name one or more"),
+        ({"seeds": 3}, "seeds=3 is of the wrong kind"),
+        ({"skip": [[]]}, "names no axis"),
+        ({"columns": ["color"]}, "'color' is no axis"),
+        ({"statistic": "mean"}, "mean"),
+        ({"flags": {"colour": 3}}, "The cell supervised/20 cannot be read: .*colour"),
+        ({"flags": {"flagfile": "/tmp/nowhere.flags"}}, "nowhere.flags"),
+    ],
+)
+def test_wrong_files_are_refused_with_the_key(tmp_path, changes, part):
+    path = files.path(write_sweep(tmp_path, **changes))
+    with pytest.raises(config_lib.ConfigError, match=part):
+        sweep_files.cells(sweep_files.read(path), tmp_path / "swept")
+
+
+@pytest.mark.parametrize("text", ["{", '{"title": "a", "title": "b"}', "[]"])
+def test_what_is_no_object_is_refused(tmp_path, text):
+    path = files.path(tmp_path / "sweep.json")
+    path.write_text(text)
+    with pytest.raises(config_lib.ConfigError, match="sweep.json"):
+        sweep_files.read(path)
+
+
+def test_later_flags_win_and_labels_stand_for_their_axes(tmp_path):
+    axes = {
+        "size": {"small": {"filters": 4, "flip": True}, "large": {"filters": 8, "flip": False}},
+        "train_steps": [10, 20],
+        "hidden": {"two": {"hidden_units": [3, 5]}},
+    }
+    common = {"flagfile": str(tmp_path / "{size}.flags"), "width": 3}
+    path = files.path(write_sweep(tmp_path, flags=common, axes=axes, skip=None, columns=None))
+    for size in ("small", "large"):
+        (tmp_path / f"{size}.flags").write_text(f"--width=7\n--filters=2\n--log_every={len(size)}\n")
+    planned = sweep_files.cells(
+        sweep_files.read(path), tmp_path, seeds=[3], settings=["checkpoint_every=5"]
+    )
+    assert [cell.row for cell in planned] == [
+        f"{size}/{steps}/two" for size in ("small", "large") for steps in (10, 20)
+    ]
+    small = planned[0].config
+    assert (small.model.width, small.model.filters, small.train.log_every) == (3, 4, 5)
+    assert small.augment.flip is True and planned[-1].config.augment.flip is False
+    assert small.model.hidden_units == (3, 5) and small.train.checkpoint_every == 5
+    assert (small.train.train_steps, small.train.seed) == (10, 3)
+    assert small.data.dataset.startswith("digits.3@")
+    assert planned[0].model_dir == tmp_path / "small/10/two/seed-3"

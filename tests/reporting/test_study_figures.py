@@ -1,0 +1,78 @@
+"""Figures of studies: what is drawn of which cells."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ssl_influence.reporting import figures, studies, study_figures
+from tests.reporting.test_studies import cell
+
+STUDY = studies.Study(
+    title="A study",
+    axes={"weighting": ("fixed", "per_example"), "labels": ("250", "4000")},
+    figure={"kind": "lines", "x": "labels"},
+)
+
+
+def lines_of(figure):
+    (axis,) = figure.axes
+    return {line.get_label(): line.get_xydata() for line in axis.lines}
+
+
+def test_curves_are_means_over_the_seeds_at_each_step_of_the_averaged_weights():
+    metrics = {
+        ("fixed", "250"): {
+            1: [{"step": 1, "train/loss": 3.0}, {"step": 10, "validation/ema_error": 20.0}],
+            2: [{"step": 10, "validation/ema_error": 30.0, "validation/error": 99.0}],
+        },
+        ("per_example", "250"): {
+            1: [{"step": step, "validation/ema_error": 40.0 - step} for step in (20, 10)]
+        },
+    }
+    figure = study_figures.curves(STUDY, metrics)
+    drawn = lines_of(figure)
+    assert list(drawn) == ["fixed", "per example"]  # not the labels, which they share
+    np.testing.assert_allclose(drawn["fixed"], [[10, 25]])
+    np.testing.assert_allclose(drawn["per example"], [[10, 30], [20, 20]])
+    assert "averaged" in figure.axes[0].get_ylabel() and figure.axes[0].get_ylim()[0] == 0
+    (band,) = figure.axes[0].collections
+    deviation = np.std([20, 30], ddof=1)
+    top = band.get_paths()[0].vertices[:, 1].max()
+    assert top == pytest.approx(25 + deviation)
+    raw = study_figures.curves(dataclasses.replace(STUDY, weights="raw"), metrics)
+    np.testing.assert_allclose(lines_of(raw)["fixed, labels 250"], [[10, 99]])
+    assert study_figures.curves(STUDY, {}) is None
+
+
+def test_lines_are_drawn_over_the_numbers_of_an_axis():
+    results = {
+        ("fixed", "4000"): {1: cell(4.0)},
+        ("fixed", "250"): {1: cell(10.0), 2: cell(20.0)},
+        ("per_example", "250"): {1: cell(7.0)},
+    }
+    figure = study_figures.lines(STUDY, results)
+    drawn = lines_of(figure)
+    np.testing.assert_allclose(drawn["fixed"], [[250, 15], [4000, 4]])
+    np.testing.assert_allclose(drawn["per example"], [[250, 7]])
+    (axis,) = figure.axes
+    assert axis.get_xscale() == "log" and axis.get_xlabel() == "labels"
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["250", "4000"]
+    assert study_figures.lines(STUDY, {}) is None
+
+
+def test_figures_are_written_by_their_ending(tmp_path):
+    figure = study_figures.lines(STUDY, {("fixed", "250"): {1: cell(1.0)}})
+    figures.save(figure, tmp_path / "figure.png")
+    figures.save(figure, tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_many_lines_have_different_looks():
+    names = tuple(f"m{n}" for n in range(20))
+    study = studies.Study(title="Many", axes={"method": names}, figure={"kind": "curves"})
+    rows = [{"step": s, "validation/ema_error": 1.0} for s in (1, 2)]
+    figure = study_figures.curves(study, {(name,): {1: rows} for name in names})
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 20
