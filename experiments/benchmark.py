@@ -49,6 +49,7 @@ _QUANTITIES = {
     "steps": ("steps", 1),
     "mean_s": ("mean, ms", 1e3),
     "wait_share": ("waiting, %", 100),
+    "bytes": ("MB", 1e-6),
 }
 # quantity -> heading, decimals
 _RATIO_QUANTITIES = {

@@ -176,7 +176,7 @@ def _work(connection: connections.Connection, log: pathlib.Path, program: str) -
             cell = connection.recv()
             print(f"\n{cell.model_dir}:", flush=True)
             try:
-                answer = launch.train_and_judge(cell.config, cell.model_dir, program)
+                answer = launch.train_and_judge(cell.config, cell.model_dir, program, cell.labels)
             except config_lib.UserError as error:
                 answer = str(error)
             connection.send(answer)

@@ -35,12 +35,16 @@ ROWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One row on one seed (None: the seeds that the flags name)."""
+    """One row on one seed (None: the seeds that the flags name).
+
+    A sweep's cell has labels too: its axes, each with its label.
+    """
 
     row: str
     seed: int | None
     config: config_lib.Config
     model_dir: files.AnyPath
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def define_flags(defaults: dict) -> None:

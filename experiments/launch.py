@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
@@ -21,6 +21,7 @@ from ssl_influence import (
     config as config_lib,
     distribution,
     evaluation,
+    event_files,
     files,
     outer_loop,
     training,
@@ -280,9 +281,15 @@ def evaluate(
 
 
 def train_and_judge(
-    config: config_lib.Config, model_dir: files.AnyPath, program: str
+    config: config_lib.Config,
+    model_dir: files.AnyPath,
+    program: str,
+    labels: Sequence[tuple[str, str]] = (),
 ) -> dict | None:
     """Trains in `model_dir`, or goes on there, evaluates, and judges the learned weights.
+
+    Where there are `labels`, pairs of name and value, TensorBoard lists the run by these in its
+    HParams tab, with its test errors.
 
     Returns:
       What eval/result.json then holds: {"step"; "raw", "ema": last test errors in percent;
@@ -307,6 +314,11 @@ def train_and_judge(
         result.update({name: judged[-1][name] for name in ("auroc_wrong", "auroc_stranger")})
         defined = [row["auroc_wrong"] for row in judged if row["auroc_wrong"] is not None]
         result["mean_auroc_wrong"] = float(np.mean(defined)) if defined else None
+    if labels and config.train.tensorboard:
+        events = event_files.EventWriter(model_dir / "tensorboard")
+        events.write_hparams({**dict(labels), "seed": config.train.seed})
+        errors = {"test/error": result["raw"], "test/ema_error": result["ema"]}
+        events.write(config.train.train_steps, errors)
     files.write_atomically(model_dir / "eval" / "result.json", json.dumps(result) + "\n")
     return result
 

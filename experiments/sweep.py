@@ -106,7 +106,9 @@ def _train_one(planned: list[comparison.Cell], wanted: str) -> int:
     if result is None:
         from experiments import launch
 
-        result = launch.train_and_judge(cell.config, cell.model_dir, "experiments.sweep")
+        result = launch.train_and_judge(
+            cell.config, cell.model_dir, "experiments.sweep", cell.labels
+        )
     if result is None:
         return command.STOPPED
     print(f"{wanted}: {result['ema']:.2f}%")

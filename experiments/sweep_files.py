@@ -185,7 +185,7 @@ def cells(
     Raises:
       ConfigError: an axis or label that there is not, or settings that cannot work.
     """
-    configs = {}
+    planned = []
     for labels in sweep.study.combinations(only):
         row = "/".join(labels)
         by_axis = dict(zip(sweep.study.axes, labels, strict=True))
@@ -196,13 +196,15 @@ def cells(
             for argument in _arguments(each)
         ]
         arguments += [f"--{setting}" for setting in settings]
-        configs[row] = shared_flags.read_arguments(arguments, f"The cell {row}")
+        config = shared_flags.read_arguments(arguments, f"The cell {row}")
+        planned.append((row, tuple(by_axis.items()), config))
     found = []
     for seed in sweep.seeds if seeds is None else seeds:
-        for row, config in configs.items():
+        for row, labels, config in planned:
             name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=seed)
             config = config.replace(data={"dataset": str(name)}, train={"seed": seed})
-            found.append(comparison.Cell(row, seed, config, model_dir / row / f"seed-{seed}"))
+            folder = model_dir / row / f"seed-{seed}"
+            found.append(comparison.Cell(row, seed, config, folder, labels))
     return found
 
 

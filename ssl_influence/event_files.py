@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 from tensorboard.plugins.histogram import summary_v2 as histogram_summary
+from tensorboard.plugins.hparams import api as hparams_api
 from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorflow.core.util import event_pb2
 
@@ -37,6 +38,14 @@ class EventWriter:
         self._directory = files.path(directory)
         self._writer = None
 
+    def write_hparams(self, hparams: Mapping[str, str | float]) -> None:
+        """Writes the settings by which TensorBoard's HParams tab lists the run.
+
+        Raises:
+          EventFileError: see `write`.
+        """
+        self._write(0, hparams_api.hparams_pb(dict(hparams)).SerializeToString())
+
     def write(
         self,
         step: int,
@@ -52,7 +61,9 @@ class EventWriter:
         # in tf.summary.scalar, takes ten times as long.
         summaries = [scalar_summary.scalar_pb(*item) for item in scalars.items()]
         summaries += [histogram_summary.histogram_pb(*item) for item in (histograms or {}).items()]
-        event = b"".join(summary.SerializeToString() for summary in summaries)
+        self._write(step, b"".join(summary.SerializeToString() for summary in summaries))
+
+    def _write(self, step: int, event: bytes) -> None:
         try:
             if self._writer is None:
                 self._writer = tf.summary.create_file_writer(str(self._directory))

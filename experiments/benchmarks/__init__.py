@@ -15,6 +15,7 @@ SUITES = (
     "inner_steps",
     "augment",
     "m_adam",
+    "shards",
     "per_example",
     "influence",
     "text",

@@ -14,12 +14,13 @@ from experiments.benchmarks import (
     m_adam,
     per_example,
     pillow_policy,
+    shards,
     steps,
     timing,
     train_step,
     weight_steps,
 )
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, training
 from ssl_influence.per_example import convolution, products, rows as per_example_rows
 from tests.experiments.processes import assert_refused, run, succeeded
 
@@ -156,6 +157,44 @@ TINY = config_lib.Config().replace(
 )
 
 
+def test_ranges_of_a_divided_table_move_as_one_table_does_also_dealt_out_anew(tmp_path):
+    settings, size = config_lib.WeightConfig(learning_rate=0.1), 25
+    whole = training.make_example_weights(settings, 4 * size)
+    hosts = [shards.Ranges(held, size, settings) for held in ((0, 1), (2, 3))]
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        if step == 4:  # one host of all ranges, then goes on
+            sizes = [host.save(tmp_path) for host in hosts]
+            hosts = [shards.Ranges(range(4), size, settings)]
+            hosts[0].restore(tmp_path)
+        ids = tf.constant(rng.integers(4 * size, size=30))
+        gradients = tf.constant(rng.normal(size=30), tf.float32)
+        whole.update(ids, gradients)
+        rows = shards.gathered([host.read(ids, to_move=True) for host in hosts])
+        table = hosts[0].tables[0]
+        moved = table.moved(rows, ids, gradients)
+        for host in hosts:
+            host.write(moved)
+        of_ranges = [table for host in hosts for table in host.tables.values()]
+        np.testing.assert_array_equal(
+            np.concatenate([table.values() for table in of_ranges]), whole.values()
+        )
+    np.testing.assert_array_equal(
+        np.concatenate([table.update_counts() for table in of_ranges]), whole.update_counts()
+    )
+    assert min(sizes) > 2 * size * 24  # lambda, m, v, t and the count of updates
+
+
+def test_shards_suite_measures_a_host(monkeypatch):
+    monkeypatch.setattr(shards, "EXAMPLES", 64 * 50)
+    rows = shards.measure(
+        "host", config_lib.Config().replace(data={"unlabeled_batch_size": 128}), 1
+    )
+    assert rows["read"]["bytes"] == 4 * (4 + 8) and rows["weight_step"]["bytes"] == 4 * (16 + 8)
+    assert rows["save"]["bytes"] > 2 * 50 * 24
+    assert all(rows[name]["median_s"] > 0 for name in ("read", "save", "restore", "restore_of_16"))
+
+
 def test_per_example_suite_computes_what_its_rows_are_named_for():
     found = {n: call() for n, call in per_example.calls(TINY, per_example.names("quarter")).items()}
     plain = found["plain"]
@@ -228,6 +267,10 @@ WRONG = {
     "rounds of a method with other views": (
         ["--suite=inner_steps", "--method=mixmatch"],
         "uda and fixmatch",
+    ),
+    "a batch that ranges cannot share": (
+        ["--suite=shards", "--unlabeled_batch_size=100"],
+        "no multiple of the 64 ranges",
     ),
     "rounds without learned weights": (
         ["--suite=inner_steps", "--weighting=fixed"],

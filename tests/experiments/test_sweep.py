@@ -6,6 +6,8 @@ import signal
 import time
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from experiments import cells, comparison, sweep_files
 from ssl_influence import config as config_lib, files
@@ -58,6 +60,18 @@ def results_in(model_dir):
     }
 
 
+def hparams_of(folder):
+    """What TensorBoard's HParams tab reads of a run, which also has its test error."""
+    accumulator = event_accumulator.EventAccumulator(str(folder))
+    accumulator.Reload()
+    assert {"test/error", "test/ema_error", "validation/error"} <= set(
+        accumulator.Tags()["tensors"]
+    )
+    summary = accumulator.SummaryMetadata(hparams_metadata.SESSION_START_INFO_TAG)
+    found = hparams_metadata.parse_session_start_info_plugin_data(summary.plugin_data.content)
+    return {name: value.string_value or value.number_value for name, value in found.hparams.items()}
+
+
 def test_an_interrupted_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path):
     path, folder = write_sweep(tmp_path), tmp_path / "swept"
     only = "--only=labels=20"
@@ -78,6 +92,9 @@ def test_an_interrupted_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path):
     assert set(found) == {"supervised/20/seed-9", last} and before.items() <= found.items()
     flagfile = (folder / last / "flags.txt").read_text().splitlines()
     assert {"--dataset=digits.9@20-40", "--seed=9", "--method=mean_teacher"} <= set(flagfile)
+
+    listed = hparams_of(folder / last / "tensorboard")
+    assert listed == {"method": "mean_teacher", "labels": "20", "seed": 9.0}
 
     # Each cell alone, as the launcher of a cluster starts it, in as many threads.
     printed = run(*sweep(path, tmp_path / "alone", only, "--print_commands"))
@@ -180,7 +197,9 @@ def test_later_flags_win_and_labels_stand_for_their_axes(tmp_path):
     common = {"flagfile": str(tmp_path / "{size}.flags"), "width": 3}
     path = files.path(write_sweep(tmp_path, flags=common, axes=axes, skip=None, columns=None))
     for size in ("small", "large"):
-        (tmp_path / f"{size}.flags").write_text(f"--width=7\n--filters=2\n--log_every={len(size)}\n")
+        (tmp_path / f"{size}.flags").write_text(
+            f"--width=7\n--filters=2\n--log_every={len(size)}\n"
+        )
     planned = sweep_files.cells(
         sweep_files.read(path), tmp_path, seeds=[3], settings=["checkpoint_every=5"]
     )
