@@ -42,6 +42,8 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "ruff>=0.12",
+        # Tests of the HTML report; they also need chromium and chromedriver, and skip without.
+        "selenium>=4.20,<5",
     ],
 }
 
@@ -54,6 +56,7 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=setuptools.find_packages(include=["ssl_influence", "ssl_influence.*"]),
+    package_data={"ssl_influence.reporting.weights_report": ["*.css", "*.js"]},
     python_requires=">=3.10,<3.14",
     install_requires=REQUIRED,
     extras_require=EXTRAS,
