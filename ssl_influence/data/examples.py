@@ -149,7 +149,12 @@ class Source:
         return self.names[row] if self.names is not None else str(row)
 
 
-def assemble(collection: Collection, others: Mapping[str, Collection] | None = None) -> Source:
+def assemble(
+    collection: Collection,
+    others: Mapping[str, Collection] | None = None,
+    *,
+    all_strangers: bool = False,
+) -> Source:
     """The source of a collection, with parts of others joined to it.
 
     The classes are the collection's; those of others match by name. An unlabeled example of another
@@ -164,6 +169,7 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
         parts. It takes the place of the collection's own; but for "unlabeled", where both that part
         and "train" are added to what there is. If no class of those is of the task, they are taken
         for examples of unknown class, not for strangers, and that is logged.
+      all_strangers: they are strangers all the same.
 
     Raises:
       ConfigError: there is no training example, or what is joined does not fit.
@@ -196,11 +202,12 @@ def assemble(collection: Collection, others: Mapping[str, Collection] | None = N
             known = examples.labels >= 0
             strange.append((labels[-1] < 0) & known)
             joined_alone = part == UNLABELED and origin is not collection
-            if joined_alone and known.any() and np.array_equal(strange[-1], known):
+            none_known = known.any() and np.array_equal(strange[-1], known)
+            if joined_alone and none_known and not all_strangers:
                 strange[-1][:] = False
                 _log.warning(
                     "%s: none of its classes is one of %s: its examples are taken for unlabeled "
-                    "ones of unknown class.",
+                    "ones of unknown class (of strangers, if unlabeled_mismatch names a share).",
                     origin.name,
                     ", ".join(class_names[:_NAMED]),
                 )

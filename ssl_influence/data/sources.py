@@ -124,7 +124,9 @@ def load(name: names.DatasetName, settings: config.DataConfig | None = None) -> 
             others[examples.UNLABELED] = _without_short_texts(
                 others[examples.UNLABELED], (examples.UNLABELED, examples.TRAIN), least
             )
-    source = examples.assemble(collection, others)
+    # Who says which share strangers have means these.
+    all_strangers = settings.unlabeled_mismatch is not None
+    source = examples.assemble(collection, others, all_strangers=all_strangers)
     sizes = [i.nbytes for i in (source.inputs, source.test_inputs)]
     if sum(sizes) > settings.max_memory_gb * 2**30:
         return source

@@ -1,0 +1,70 @@
+"""Near copies of images: what they are, and that a pool takes them for strangers."""
+
+import numpy as np
+import pytest
+
+from experiments import near_copies
+from ssl_influence import config as config_lib
+from ssl_influence.data import sources, splits
+from tests.experiments.processes import assert_refused, run, succeeded
+
+
+def test_a_copy_is_its_original_moved_by_a_pixel_at_most():
+    random = np.random.default_rng(0)
+    images = random.integers(256, size=(3, 6, 5, 1), dtype=np.uint8)
+    copies = near_copies.near_copies(images, 50, 0.0, random)
+    assert copies.shape == (50, 6, 5, 1) and copies.dtype == np.uint8
+    places = set()
+    for number, copy in enumerate(copies):
+        rim = np.pad(images[number % 3], [(1, 1), (1, 1), (0, 0)], mode="edge")
+        found = [
+            (down, right)
+            for down in range(3)
+            for right in range(3)
+            if np.array_equal(copy, rim[down : down + 6, right : right + 5])
+        ]
+        assert len(found) == 1
+        places |= set(found)
+    assert len(places) == 9
+
+
+def test_noise_has_the_deviation_asked_for_and_stays_in_range():
+    images = np.full((1, 40, 40, 3), 128, np.uint8)
+    copies = near_copies.near_copies(images, 20, 4.0, np.random.default_rng(0))
+    assert copies.std() == pytest.approx(4.0, rel=0.02)
+    white = near_copies.near_copies(images + 127, 20, 4.0, np.random.default_rng(0))
+    assert white.max() == 255 and white.min() > 225
+
+
+def test_a_pool_takes_the_file_s_examples_for_strangers(tmp_path):
+    path = tmp_path / "copies.npz"
+    arguments = ["--dataset=digits.1@20-200", "--count=30", f"--output={path}"]
+    assert "30 near copies" in succeeded(run("near_copies", *arguments, "--originals=4")).stdout
+    joined = {"unlabeled_data": f"npz:{path}", "unlabeled_mismatch": 0.25}
+    name = sources.parse_name("digits.1@20-200")
+    settings = config_lib.DataConfig(**joined)
+    source = sources.load(name, settings)
+    assert source.strangers.sum() == 30
+    assert set(source.labels[source.strangers]) == {-1}
+    pool = splits.draw(source, name, settings).unlabeled
+    assert source.strangers[pool].sum() == 30 and len(pool) == 120
+    again = tmp_path / "again.npz"
+    succeeded(run("near_copies", *arguments[:2], f"--output={again}", "--originals=4"))
+    np.testing.assert_array_equal(
+        np.load(path)["unlabeled_images"], np.load(again)["unlabeled_images"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "part"),
+    [
+        ("--output=/tmp/copies.txt", "ends in .npz"),
+        ("--output=/dev/null/copies.npz", "cannot be written"),
+        ("--dataset=two_moons", "has no images"),
+        ("--originals=100000", "originals=100000"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, flag, part):
+    arguments = ["--dataset=digits.1@20-200", "--count=3", f"--output={tmp_path / 'c.npz'}"]
+    assert_refused(run("near_copies", *arguments, flag), part)
+    assert not list(tmp_path.iterdir())
