@@ -28,6 +28,7 @@ from absl import flags
 
 from experiments import cells, command, comparison, flags as shared_flags, sweep_files
 from ssl_influence import config as config_lib, files
+from ssl_influence.reporting import studies
 
 shared_flags.define_model_dir()
 flags.DEFINE_string("sweep", None, "The sweep file.", required=True)
@@ -53,15 +54,20 @@ flags.DEFINE_boolean("print_commands", False, "Print a command a cell instead of
 def main() -> int:
     values, model_dir = flags.FLAGS, shared_flags.model_dir()
     sweep = sweep_files.read(files.path(values.sweep).expanduser())
+    settings = [_setting(text) for text in values.setting]
+    if values.cell is not None:
+        labels, seed = _of_cell(sweep, values.cell)
+        only = {axis: [label] for axis, label in zip(sweep.study.axes, labels, strict=True)}
+        (cell,) = sweep_files.cells(sweep, model_dir, seeds=[seed], only=only, settings=settings)
+        sweep_files.record(sweep, model_dir)
+        return _train_one(cell)
     planned = sweep_files.cells(
         sweep,
         model_dir,
         seeds=sweep_files.parse_seeds(values.seeds) if values.seeds else None,
         only=_only(values.only),
-        settings=[_setting(text) for text in values.setting],
+        settings=settings,
     )
-    if values.cell is not None:
-        return _train_one(planned, values.cell)
     left = [cell for cell in planned if comparison.finished(cell) is None]
     finished = len(planned) - len(left)
     sweep_files.record(sweep, model_dir)
@@ -95,13 +101,18 @@ def name(cell: comparison.Cell) -> str:
     return f"{cell.row}/seed-{cell.seed}"
 
 
-def _train_one(planned: list[comparison.Cell], wanted: str) -> int:
-    found = {name(cell): cell for cell in planned}
-    if wanted not in found:
+def _of_cell(sweep: sweep_files.Sweep, wanted: str) -> tuple[studies.Labels, int]:
+    """The labels and the seed of "uda/fixed/seed-3"."""
+    match = re.fullmatch(r"(.+)/seed-([0-9]+)", wanted)
+    there = sweep.study.combinations()
+    if not match or tuple(match[1].split("/")) not in there:
         raise config_lib.ConfigError(
-            f"cell={wanted} is not one of the sweep's {len(found)}, such as {next(iter(found))}."
+            f"cell={wanted} is not one of the sweep's, such as {'/'.join(there[0])}/seed-1."
         )
-    cell = found[wanted]
+    return tuple(match[1].split("/")), int(match[2])
+
+
+def _train_one(cell: comparison.Cell) -> int:
     result = comparison.finished(cell)
     if result is None:
         from experiments import launch
@@ -111,7 +122,7 @@ def _train_one(planned: list[comparison.Cell], wanted: str) -> int:
         )
     if result is None:
         return command.STOPPED
-    print(f"{wanted}: {result['ema']:.2f}%")
+    print(f"{name(cell)}: {result['ema']:.2f}%")
     return 0
 
 
@@ -119,8 +130,6 @@ def _command(cell: comparison.Cell) -> str:
     values = flags.FLAGS
     given = [f"--sweep={values.sweep}", f"--model_dir={values.model_dir}"]
     given += [f"--setting={text}" for text in values.setting]
-    if values.seeds:
-        given.append(f"--seeds={cell.seed}")
     arguments = shlex.join([*given, f"--cell={name(cell)}"])
     return f"python -m experiments.sweep {arguments}"
 

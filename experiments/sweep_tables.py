@@ -48,7 +48,7 @@ def tabulate(model_dir: files.AnyPath, layout: str, asked: Mapping[str, str]) ->
 
 def _short_of_checkpoints(study: studies.Study, cells: list[dict]) -> str | None:
     window = int(study.statistic.rpartition("_")[2]) if "_" in study.statistic else 1
-    fewest = min(cell["summary"]["checkpoints"] for cell in cells)
+    fewest = min(cell["summary"][study.split]["checkpoints"] for cell in cells)
     if fewest >= window:
         return None
     return f"Some cells have only {fewest} checkpoints, of which the median is then."
