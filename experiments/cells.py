@@ -18,7 +18,7 @@ from multiprocessing import connection as connections
 from experiments import comparison
 from ssl_influence import config as config_lib, files
 
-THREADS = ("TF_NUM_INTRAOPTHREADS", "TF_NUM_INTEROPTHREADS", "OMP_NUMTHREADS")
+THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
 class CellError(config_lib.UserError):
@@ -34,7 +34,7 @@ def train(
     jobs: int,
     logs: files.AnyPath,
     program: str,
-    report: Callable[[comparison.Cell, dict], None],
+    report: Callable[[comparison.Cell, dict | str], None],
     threads: int = 1,
 ) -> dict[comparison.Cell, str]:
     """Trains, or resumes, and judges each cell, see `launch.train_and_judge`.
@@ -47,7 +47,7 @@ def train(
       jobs: processes at a time.
       logs: folder of job-<n>.log, to which process n adds all that it prints.
       program: the binary that the runs' flags.txt name.
-      report: called with each cell and its result as it ends.
+      report: called with each cell and its result as it ends, or a line that says why it failed.
       threads: that a process computes with; 0 leaves it to TensorFlow.
 
     Returns:
@@ -89,14 +89,14 @@ def train(
                     answer = worker.result()
                 except _Died as error:
                     failed[worker.cell] = str(error)
+                    report(worker.cell, str(error))
                     workers.pop(connection)
                     if waiting:
                         start(worker.log)
                     continue
+                report(worker.cell, answer)
                 if isinstance(answer, str):
                     failed[worker.cell] = answer
-                else:
-                    report(worker.cell, answer)
                 if waiting:
                     worker.give(waiting.popleft())
                 else:
@@ -150,9 +150,11 @@ class _Worker:
                 "what it printed."
             ) from error
         if answer is None:
-            raise CellError(
+            error = CellError(
                 f"{self.cell.model_dir}: the process was told to stop; the same command goes on."
             )
+            error.goes_on = True
+            raise error
         return answer
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""FixMatch with per-example weights on images: CIFAR-10 as in the paper, or any other dataset.
+r"""FixMatch with per-example weights on images: CIFAR-10 as in the paper, or any other dataset.
 
 The paper's experiment (WRN-28-2, CTAugment, 250 labels, 1,048,576 steps of 64 + 448 images; meant
 for GPUs, of which the paper's took two of 16 GB; error 5.05 +- 0.12 in its Table 1 against 5.23 +-

@@ -1,4 +1,4 @@
-"""FixMatch with per-example weights on SVHN, as in the paper.
+r"""FixMatch with per-example weights on SVHN, as in the paper.
 
 The paper's experiment (WRN-28-2, CTAugment, 250 labels, 1,048,576 steps of 64 + 448 images; meant
 for GPUs, of which the paper's took two of 16 GB; error 2.63 +- 0.23 in its Table 1 against 2.77 +-

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -772,22 +772,33 @@ def check_resumable(path: files.AnyPath, config: config_lib.Config) -> None:
       ConfigError: a setting that changes the run differs; names each, with both values.
     """
     old = read_flagfile(path)
-    free = set(_FREE_ON_RESUME)
     grows = config.train.train_steps >= old.train.train_steps
-    if grows and config.optimizer.schedule == "constant" and not _has_schedule(config.method):
-        free.add(("train", "train_steps"))
-    changed = []
-    for name, concern, field, _ in _TABLE:
-        before, after = value(old, name), value(config, name)
-        if name == "dataset" and names.ending(before) == names.ending(after):
-            continue  # The manifest says whether the data are the same.
-        if before != after and (concern, field) not in free:
-            changed.append(f"--{name}={before} there, {after} now")
+    may_grow = config.optimizer.schedule == "constant" and not _has_schedule(config.method)
+    changed = differences(old, config, {("train", "train_steps")} if grows and may_grow else ())
     if changed:
         raise config_lib.ConfigError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed)}): use those, or "
             "another --model_dir."
         )
+
+
+def differences(
+    old: config_lib.Config,
+    new: config_lib.Config,
+    free: Collection[tuple[str, str]] = (),
+) -> list[str]:
+    """The settings that change a run and differ, with both values; `free` ones aside.
+
+    Of the dataset only the ending counts: the manifest says whether the data are the same.
+    """
+    changed = []
+    for name, concern, field, _ in _TABLE:
+        before, after = value(old, name), value(new, name)
+        if name == "dataset" and names.ending(before) == names.ending(after):
+            continue
+        if before != after and (concern, field) not in {*_FREE_ON_RESUME, *free}:
+            changed.append(f"--{name}={before} there, {after} now")
+    return changed
 
 
 def settings_of_run(config: config_lib.Config) -> str:

@@ -443,7 +443,7 @@ def _results_claimed(folder: files.AnyPath, built: Run, wait: bool) -> Iterator[
         with files.os_errors(folder):
             lock = _locked(folder, wait)
             if not _is_record_of(record, built.config, split):
-                for name in ("results.jsonl", "summary.json", "weights.json", "result.json"):
+                for name in ("result.json", "results.jsonl", "summary.json", "weights.json"):
                     (folder / name).unlink(missing_ok=True)
             files.write_atomically(record, f"{split}\n{settings}")
     except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""Writes near copies of a few training images, to see what they do to a pool of unlabeled ones.
+r"""Writes near copies of a few training images, to see what they do to a pool of unlabeled ones.
 
     python -m experiments.near_copies --dataset=digits --count=1000 --output=/tmp/copies.npz
     python -m experiments.uda_cifar --flagfile=experiments/flagfiles/digits/uda.flags \
@@ -49,8 +49,10 @@ def near_copies(
             for number, (down, right) in enumerate(moves)
         ]
     )
-    rough = moved + random.normal(scale=noise, size=moved.shape)
-    return np.clip(np.rint(rough), 0, 255).astype(np.uint8)
+    for copy in moved:  # one by one, as floats take eight times the memory
+        rough = copy + random.normal(scale=noise, size=copy.shape)
+        copy[:] = np.clip(np.rint(rough), 0, 255)
+    return moved
 
 
 def main() -> None:
@@ -70,7 +72,7 @@ def main() -> None:
             f"--originals={_ORIGINALS.value}: there are {len(source.labels)} training images."
         )
     random = np.random.default_rng(config.train.seed)
-    ids = random.permutation(len(source.labels))[: _ORIGINALS.value]
+    ids = random.permutation(len(source.labels))[: min(_ORIGINALS.value, _COUNT.value)]
     copies = near_copies(source.inputs[ids], _COUNT.value, _NOISE.value, random)
     try:
         with files.replacing(output) as temporary, temporary.open("wb") as file:

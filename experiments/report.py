@@ -87,6 +87,8 @@ def main() -> None:
 
 def _report_sweep(model_dir: files.AnyPath) -> None:
     figure = _output(_FIGURE)
+    if figure is not None and figure.suffix.lower() not in (".png", ".pdf"):
+        raise config_lib.ConfigError(f"--figure={figure}: name a file that ends in .png or .pdf.")
     asked = {"split": _SPLIT.value, "statistic": _STATISTIC.value}
     if flags.FLAGS["weights"].present:
         asked["weights"] = flags.FLAGS.weights
@@ -94,7 +96,7 @@ def _report_sweep(model_dir: files.AnyPath) -> None:
     print(sweep_tables.tabulate(model_dir, _FORMAT.value, given))
     if figure is not None:
         try:
-            sweep_tables.draw(model_dir, figure)
+            sweep_tables.draw(model_dir, figure, given)
         except OSError as error:
             raise config_lib.ConfigError(
                 f"--figure={figure} cannot be written ({error.strerror}): name another file."

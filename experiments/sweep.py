@@ -1,4 +1,4 @@
-"""Trains the cells of a sweep file: combinations of settings, on several seeds.
+r"""Trains the cells of a sweep file: combinations of settings, on several seeds.
 
     python -m experiments.sweep --sweep=experiments/sweeps/digits_methods.json \
         --model_dir=/tmp/digits
@@ -6,10 +6,11 @@
 What sweep files say is in `experiments/sweep_files.py`. A cell is a run of its own, in
 --model_dir/<label of each axis>/seed-<s>, trained, evaluated at every checkpoint it keeps, and its
 weights judged. --jobs processes train them, of --threads_per_job threads each, and write what they
-print to --model_dir/job-<n>.log. A cell that fails is named at the end, after all others, and makes
-the exit code 1.
+print to --model_dir/job-<n>.log. A cell that fails does not keep the others, and makes the exit
+code 1.
 
-SIGTERM or SIGINT saves and exits; the same command goes on, without training finished cells again.
+SIGTERM or SIGINT saves and exits; the same command goes on, without training finished cells again
+(where a file of data changed and kept its name, remove the folders of its cells).
 `python -m experiments.report --model_dir=/tmp/digits` tabulates what is there at any time.
 
     python -m experiments.sweep --sweep=... --model_dir=/data/digits --print_commands
@@ -56,6 +57,11 @@ def main() -> int:
     sweep = sweep_files.read(files.path(values.sweep).expanduser())
     settings = [_setting(text) for text in values.setting]
     if values.cell is not None:
+        for flag in ("only", "seeds", "print_commands"):
+            if flags.FLAGS[flag].present:
+                raise config_lib.ConfigError(
+                    f"--{flag} has no meaning beside --cell={values.cell}: leave one out."
+                )
         labels, seed = _of_cell(sweep, values.cell)
         only = {axis: [label] for axis, label in zip(sweep.study.axes, labels, strict=True)}
         (cell,) = sweep_files.cells(sweep, model_dir, seeds=[seed], only=only, settings=settings)
@@ -77,8 +83,11 @@ def main() -> int:
         return 0
     print(f"{len(left)} of {len(planned)} cells to train.", flush=True)
 
-    def report(cell: comparison.Cell, result: dict) -> None:
+    def report(cell: comparison.Cell, result: dict | str) -> None:
         nonlocal finished
+        if isinstance(result, str):
+            print(f"{name(cell)} failed: {result}", flush=True)
+            return
         finished += 1
         of_all = f"{finished} of {len(planned)} done"
         print(f"{name(cell)}: {result['ema']:.2f}% ({of_all})", flush=True)
@@ -86,8 +95,6 @@ def main() -> int:
     failed = cells.train(
         left, values.jobs, model_dir, "experiments.sweep", report, values.threads_per_job
     )
-    for cell, line in failed.items():
-        print(f"{name(cell)} failed: {line}", flush=True)
     if failed:
         raise cells.CellError(
             f"{len(failed)} of {len(planned)} cells failed, see above; the same command tries them "
@@ -148,8 +155,10 @@ def _only(texts: list[str]) -> dict[str, list[str]]:
 
 
 def _setting(text: str) -> str:
-    if not re.fullmatch(r"\w+=.*", text):
-        raise config_lib.ConfigError(f"setting={text} is not of the form flag=value.")
+    if not re.fullmatch(r"\w+=.*", text) or text.startswith("seed="):
+        raise config_lib.ConfigError(
+            f"setting={text} is not of the form flag=value, or is what --seeds says."
+        )
     return text
 
 

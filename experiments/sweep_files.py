@@ -114,6 +114,9 @@ def _parse(contents: Any, text: str) -> Sweep:
     for key in ("title", "axes"):
         _require(bool(contents.get(key)), f"{key} is missing.")
     choices = {axis: _choices(axis, given) for axis, given in contents["axes"].items()}
+    named = (*contents.get("columns", ()), *contents.get("figure", {}).values())
+    _require(all(isinstance(name, str) for name in named), "columns and figure name axes by text.")
+    baseline = contents.get("baseline")
     seeds = contents.get("seeds", "1")
     parts = seeds.split(",") if isinstance(seeds, str) else list(map(str, seeds))
     study = studies.Study(
@@ -121,7 +124,7 @@ def _parse(contents: Any, text: str) -> Sweep:
         axes={axis: tuple(labels) for axis, labels in choices.items()},
         skip=tuple(_as_skip(one) for one in contents.get("skip", ())),
         columns=tuple(contents.get("columns", ())),
-        baseline=contents.get("baseline"),
+        baseline=baseline and {axis: _text(label) for axis, label in baseline.items()},
         figure=contents.get("figure"),
         paper=contents.get("paper", {}),
         **{key: contents[key] for key in ("split", "weights", "statistic") if key in contents},
@@ -145,6 +148,7 @@ def _choices(axis: str, given: Any) -> dict[str, Flags]:
         isinstance(given, list | dict) and bool(given),
         f"axes: {axis!r} needs a list of values of --{axis}, or labels with their flags.",
     )
+    _require(axis != "seed", "axes: seeds have a key of their own, seeds.")
     choices = given if isinstance(given, dict) else {_text(value): {axis: value} for value in given}
     _require(len(choices) == len(given), f"axes: {axis!r} names a value twice.")
     for label, flags in choices.items():
@@ -238,10 +242,12 @@ def record(sweep: Sweep, model_dir: files.AnyPath) -> None:
     Raises:
       ConfigError: the directory cannot be written.
     """
+    path = model_dir / "sweep.json"
     try:
         with files.os_errors(model_dir):
             model_dir.mkdir(parents=True, exist_ok=True)
-            files.write_atomically(model_dir / "sweep.json", sweep.text)
+            if not path.exists() or path.read_text(encoding="utf-8") != sweep.text:
+                files.write_atomically(path, sweep.text)
     except OSError as error:
         raise config_lib.ConfigError(
             f"--model_dir={model_dir} cannot be written ({error.strerror}): name another."
@@ -253,17 +259,37 @@ def results(sweep: Sweep, model_dir: files.AnyPath) -> dict[studies.Labels, dict
 
     Returns:
       Combination -> seed -> {"summary": eval/summary.json, and what eval/result.json holds}.
+
+    Raises:
+      ConfigError: cells of a combination differ in more than their seeds, or in their length.
     """
-    return {
-        labels: {
-            seed: {
-                **json.loads(path.read_text()),
-                "summary": json.loads(path.with_name("summary.json").read_text()),
-            }
-            for seed, path in by_seed.items()
-        }
-        for labels, by_seed in paths(sweep, model_dir, "eval/result.json").items()
-    }
+    found = {}
+    for labels, by_seed in paths(sweep, model_dir, "eval/result.json").items():
+        ended = {}
+        for seed, path in by_seed.items():
+            summary = path.with_name("summary.json")
+            if summary.exists():  # results that are being replaced have none
+                ended[seed] = json.loads(path.read_text())
+                ended[seed]["summary"] = json.loads(summary.read_text())
+        _check_alike({seed: by_seed[seed].parents[1] for seed in ended})
+        if ended:
+            found[labels] = ended
+    return found
+
+
+def _check_alike(folders: Mapping[int, files.AnyPath]) -> None:
+    first = None
+    for folder in folders.values():
+        config = shared_flags.read_flagfile(folder / "flags.txt")
+        name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=0)
+        config = config.replace(data={"dataset": str(name)}, train={"seed": 0})
+        first = first or (folder, config)
+        changed = shared_flags.differences(first[1], config)
+        if changed:
+            raise config_lib.ConfigError(
+                f"{first[0]} and {folder} are of one row, but trained with other settings "
+                f"({'; '.join(changed)}): move one away, or train it anew elsewhere."
+            )
 
 
 def paths(
@@ -273,9 +299,9 @@ def paths(
     found: dict[studies.Labels, dict[int, files.AnyPath]] = {}
     for labels in sweep.study.combinations():
         for folder in sorted(model_dir.joinpath(*labels).glob("seed-*")):
-            if (folder / name).exists():
-                seed = int(folder.name.removeprefix("seed-"))
-                found.setdefault(labels, {})[seed] = folder / name
+            seed = re.fullmatch(r"seed-([0-9]+)", folder.name)
+            if seed and (folder / name).exists():
+                found.setdefault(labels, {})[int(seed[1])] = folder / name
     return found
 
 

@@ -37,11 +37,13 @@ def tabulate(model_dir: files.AnyPath, layout: str, asked: Mapping[str, str]) ->
     table = studies.render(*studies.table(study, results), layout)
     if layout not in ("text", "markdown"):
         return table
-    parts = [f"{study.title}: {study.what()}", table]
+    seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
+    of = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    parts = [f"{study.title}, {of}: {study.what()}", table]
     parts += [note for note in [_short_of_checkpoints(study, cells)] if note]
     marks = studies.measures(study, results)
     if marks is not None:
-        parts += ["How well low weights mark examples (0.5 says nothing):"]
+        parts += ["How well low weights mark examples (0.5 says nothing; of how many seeds):"]
         parts += [studies.render(*marks, layout)]
     return "\n\n".join(parts)
 
@@ -54,8 +56,13 @@ def _short_of_checkpoints(study: studies.Study, cells: list[dict]) -> str | None
     return f"Some cells have only {fewest} checkpoints, of which the median is then."
 
 
-def draw(model_dir: files.AnyPath, path: files.AnyPath) -> None:
+def draw(model_dir: files.AnyPath, path: files.AnyPath, asked: Mapping[str, str]) -> None:
     """Draws the figure that a sweep file asks for, as PNG or PDF by the path's ending.
+
+    Args:
+      model_dir: of the sweep, with its sweep.json.
+      path: of the figure.
+      asked: as of `tabulate`. Curves are of the validation error, whatever it says.
 
     Raises:
       ConfigError: it asks for none, or there is nothing to draw yet.
@@ -64,9 +71,12 @@ def draw(model_dir: files.AnyPath, path: files.AnyPath) -> None:
     from ssl_influence.reporting import figures, study_figures
 
     sweep = sweep_files.read(model_dir / "sweep.json")
-    study = sweep.study
+    study = dataclasses.replace(sweep.study, **asked)
     if study.figure is None:
-        raise config_lib.ConfigError(f"{model_dir}/sweep.json has no key figure: add one.")
+        raise config_lib.ConfigError(
+            'The sweep asks for no figure: add one to its file, as "figure": {"kind": "curves"}, '
+            "and run experiments.sweep again, which trains nothing."
+        )
     if study.figure["kind"] == "lines":
         figure = study_figures.lines(study, sweep_files.results(sweep, model_dir))
     else:

@@ -1,4 +1,4 @@
-"""The paper's synthetic experiments: two_moons, circles and linear (Figures 1 and 3), on a CPU.
+r"""The paper's synthetic experiments: two_moons, circles and linear (Figures 1 and 3), on a CPU.
 
     python -m experiments.synthetic --dataset=two_moons --model_dir=/tmp/moons
 

@@ -1,4 +1,4 @@
-"""UDA with per-example weights on images: CIFAR-10 as in the paper, or any other image dataset.
+r"""UDA with per-example weights on images: CIFAR-10 as in the paper, or any other image dataset.
 
 The paper's experiment (WRN-28-2, 250 labels, 400,000 steps; meant for a GPU, error 5.53 +- 0.17 in
 its Table 1 against 8.76 +- 0.90 for UDA with one fixed weight):

@@ -1,4 +1,4 @@
-"""UDA with per-example weights on texts: IMDb with BERT as in the paper, or any other texts.
+r"""UDA with per-example weights on texts: IMDb with BERT as in the paper, or any other texts.
 
 The paper's experiment (BERT-base, 20 labels, sequences of 128 tokens, 10,000 steps; meant for a
 GPU, error 8.51 +- 0.14 in its Table 2 against 8.98 +- 0.26 for UDA with one fixed weight) takes

@@ -1,4 +1,4 @@
-"""UDA with per-example weights on SVHN, as in the paper.
+r"""UDA with per-example weights on SVHN, as in the paper.
 
 The paper's experiment (WRN-28-2, 250 labels, 400,000 steps of 64 + 320 images; meant for a GPU, of
 which the paper's took one of 16 GB; error 2.45 +- 0.08 in its Table 1 against 2.76 +- 0.17 for UDA

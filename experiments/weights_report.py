@@ -91,6 +91,7 @@ def gather(
         weighting=config.weights.weighting,
         train_steps=config.train.train_steps,
         metrics=[row for row in shown if step is None or row["step"] <= step],
+        reached=max([*tables, *(row["step"] for row in shown)]),
         evaluation=[
             row for row in _evaluation(model_dir, config) if step is None or row["step"] <= step
         ],

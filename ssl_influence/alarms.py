@@ -119,7 +119,8 @@ def accuracy_at_chance(seen: Seen) -> str | None:
     return (
         f"the validation error of {error:.1f}% is no better than always guessing one class "
         f"({chance:.1f}%). Try another --learning_rate, or a lower --batch_norm_momentum in a "
-        "short run; look at the labels and at --normalization."
+        "short run; look at the labels and at --normalization. If the supervised loss is low, the "
+        "labeled examples are learned by heart: more of them are needed."
     )
 
 

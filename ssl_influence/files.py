@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Union
@@ -74,13 +75,13 @@ def write_atomically(place: str | os.PathLike, text: str) -> None:
 def replacing(place: str | os.PathLike) -> Iterator[AnyPath]:
     """Gives the name of a file to write, which then takes the place of another in one move.
 
-    The name is of this process alone. Where the writing fails, `place` stays as it was.
+    The name is of this call alone. Where the writing fails, `place` stays as it was.
 
     Raises:
       OSError: it cannot be written.
     """
     final = path(place)
-    temporary = final.with_name(f"{final.name}.{os.getpid()}.tmp")
+    temporary = final.with_name(f"{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with os_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         try:

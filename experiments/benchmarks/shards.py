@@ -129,10 +129,7 @@ def measure(case: str, config: config_lib.Config, repeats: int) -> timing.Rows:
     gradients = tf.constant(rng.normal(size=len(ids)), tf.float32)
     # Rows of the other hosts, as they would arrive.
     mine = host.read(ids, to_move=True)
-    others = [
-        mine._replace(ids=mine.ids + number * a_host * size, values=mine.values)
-        for number in range(HOSTS)
-    ]
+    others = [mine._replace(ids=mine.ids + number * a_host * size) for number in range(HOSTS)]
     batch = gathered(others)
     table = host.tables[0]
 

@@ -291,8 +291,7 @@ class Pipeline:
         count = -(-size // batch_size)
         if lazy:
             return _InThreads(batch, range(count))
-        batches = tf.data.Dataset.range(count).map(batch, tf.data.AUTOTUNE, deterministic=True)
-        return batches.prefetch(tf.data.AUTOTUNE)
+        return _dataset(batch, 0, count)
 
     def _state(self, step: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
         """What the batch of a step is a function of, beside the seed."""
@@ -465,10 +464,16 @@ def _composed(
 
 
 def _dataset(make: Callable[[tf.Tensor], Batch], start: int, stop: int) -> tf.data.Dataset:
-    """make(step) of each step in turn, made ahead of its use."""
-    steps = tf.data.Dataset.range(start, stop)
-    batches = steps.map(make, tf.data.AUTOTUNE, deterministic=True)
-    return batches.prefetch(tf.data.AUTOTUNE)
+    """make(step) of each step in turn, made ahead of its use.
+
+    tf.data does not tune how many at a time: the thread that does so sleeps for up to a minute at a
+    time, and an iterator that is given up before its end waits for it, so that a run which was
+    asked to stop would only end then.
+    """
+    batches = tf.data.Dataset.range(start, stop).map(make, _MADE_AHEAD, deterministic=True)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return batches.prefetch(2).with_options(options)
 
 
 def _rows(ids: tf.Tensor, inputs: tf.Tensor, labels: tf.Tensor) -> dict[str, tf.Tensor]:

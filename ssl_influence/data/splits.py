@@ -31,6 +31,10 @@ _SETTINGS = (
     "label_noise",
 )
 
+# What came later: manifests hold it where it is not left at its default, so that those of older
+# runs stay what they are.
+_LATER = ("unlabeled_size",)
+
 _NOISE = 1  # The stream of random numbers of the wrong labels, beside the seed's own.
 
 
@@ -529,7 +533,11 @@ def manifest(
         "dataset": str(name),
         "seed": name.seed,
         "class_names": list(source.class_names),
-        **{key: getattr(settings, key) for key in _SETTINGS},
+        **{
+            key: getattr(settings, key)
+            for key in _SETTINGS
+            if key not in _LATER or getattr(settings, key) != getattr(config.DataConfig(), key)
+        },
         "unlabeled_classes": list(settings.unlabeled_classes),
         "inputs_sha256": rows.digest(source.inputs, source.test_inputs),
         "labels_sha256": rows.digest(source.labels, source.test_labels),
@@ -570,7 +578,7 @@ def check(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError, naming what differs, unless both manifests describe the same split."""
     default = {field.name: field.default for field in dataclasses.fields(config.DataConfig)}
     # What a manifest was written without, before there was such a setting, it has as by default.
-    values = [(key, old.get(key, default.get(key)), new[key]) for key in _SETTINGS]
+    values = [(key, *(held.get(key, default.get(key)) for held in (old, new))) for key in _SETTINGS]
     # The data may lie elsewhere now: their digests say whether they are the same.
     endings = [names.ending(str(contents.get("dataset"))) for contents in (old, new)]
     differences = [

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,6 +92,8 @@ class Study:
                 self._check("figure", self.figure["x"])
                 for label in self.axes[self.figure["x"]]:
                     _require(_is_number(label), f"figure: x={label!r} is no number.")
+                numbers = [float(label) for label in self.axes[self.figure["x"]]]
+                _require(len(set(numbers)) == len(numbers), "figure: x has a number twice.")
         combinations = set(self.combinations())
         _require(bool(combinations), "skip leaves nothing.")
         for labels in _leaves(self.paper):
@@ -156,10 +159,9 @@ def _require(condition: bool, message: str) -> None:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _leaves(paper: Mapping[str, Any], above: Labels = ()) -> dict[Labels, Mapping[str, float]]:
@@ -169,7 +171,12 @@ def _leaves(paper: Mapping[str, Any], above: Labels = ()) -> dict[Labels, Mappin
         _require(
             isinstance(value, Mapping), f"paper: {label!r} needs an object, with mean or labels."
         )
-        if isinstance(value.get("mean"), int | float):
+        if "mean" in value:
+            numbers = (value["mean"], value.get("std", 0))
+            _require(
+                all(isinstance(x, int | float) for x in numbers) and set(value) <= {"mean", "std"},
+                f"paper: {label!r} is to have numbers, mean and perhaps std.",
+            )
             found[(*above, label)] = value
         else:
             found.update(_leaves(value, (*above, label)))

@@ -117,5 +117,5 @@ def _finish(axis: Axes, study: studies.Study, x: str, y: str) -> None:
     axis.set(xlabel=x, ylabel=y, title=study.title)
     axis.set_ylim(bottom=0)
     axis.title.set_fontsize(10)
-    if axis.get_legend_handles_labels()[1] != [""]:
+    if any(axis.get_legend_handles_labels()[1]):
         axis.legend(frameon=False, fontsize=8)

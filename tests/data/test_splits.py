@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ssl_influence import config
-from ssl_influence.data import examples, names, splits
+from ssl_influence.data import examples, names, sources, splits
 
 UNEVEN = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [100, 120, 83]))
 FLAGS = [(a, b) for a in (False, True) for b in (False, True)]
@@ -95,6 +95,20 @@ def test_the_pool_has_the_size_asked_for_and_smaller_ones_are_parts_of_it():
     assert not np.array_equal(_make(unlabeled_size=40, seed=2).unlabeled, small.unlabeled)
     with pytest.raises(config.ConfigError, match="unlabeled_size=300: only 253"):
         _make(unlabeled_size=300)
+
+
+def test_manifests_of_runs_from_before_there_was_a_size_are_the_same(tmp_path):
+    source = sources.load(names.DatasetName("digits", 1, 20, 40))
+    name = names.DatasetName("digits", 1, 20, 40)
+    for settings in (config.DataConfig(), config.DataConfig(unlabeled_size=100)):
+        split = splits.draw(source, name, settings)
+        contents = splits.manifest(split, name, source, settings)
+        assert ("unlabeled_size" in contents) == (settings.unlabeled_size is not None)
+        splits.write(contents, tmp_path / "split.json")
+        splits.check(splits.read(tmp_path / "split.json"), contents)
+    whole = splits.manifest(splits.draw(source, name, config.DataConfig()), name, source)
+    with pytest.raises(config.ConfigError, match="unlabeled_size was 100 and is now None"):
+        splits.check(contents, whole)
 
 
 @pytest.mark.parametrize(("size", "share", "counts"), [(50, 0.5, (25, 25)), (7, 0.3, (2, 5))])

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 
-from experiments import cells, comparison, sweep_files
+from experiments import cells, comparison, flags as shared_flags, sweep_files, sweep_tables
 from ssl_influence import config as config_lib, files
 from tests.experiments.processes import (
     TINY,
@@ -100,7 +100,9 @@ def test_an_interrupted_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path):
     printed = run(*sweep(path, tmp_path / "alone", only, "--print_commands"))
     commands = [shlex.split(line) for line in succeeded(printed).stdout.splitlines()]
     assert [command[-1] for command in commands] == [f"--cell={name}" for name in found]
-    threads = dict.fromkeys(cells.THREADS, "1")
+    names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+    assert set(names) == set(cells.THREADS)
+    threads = dict.fromkeys(names, "1")
     for command in commands:
         assert command[:2] == ["python", "-m"]
         succeeded(finish(start(*command[1:], environment=threads)))
@@ -123,8 +125,10 @@ def test_the_others_go_on_where_a_cell_fails(tmp_path):
 
 def test_a_cell_whose_process_dies_is_named_with_what_it_printed(tmp_path):
     broken = [comparison.Cell(f"uda/{n}", 1, None, tmp_path / f"uda/{n}/seed-1") for n in (1, 2)]
-    failed = cells.train(broken, 1, tmp_path, "experiments.sweep", lambda *_: None)
+    reported = {}
+    failed = cells.train(broken, 1, tmp_path, "experiments.sweep", reported.__setitem__)
     assert [cell.row for cell in failed] == ["uda/1", "uda/2"]
+    assert reported == failed
     for line in failed.values():
         assert "exit code 1" in line and "job-1.log" in line
     assert (tmp_path / "job-1.log").read_text().count("AttributeError: ") == 2
@@ -141,6 +145,8 @@ def test_a_cell_whose_process_dies_is_named_with_what_it_printed(tmp_path):
         ("--setting=train_steps", "flag=value"),
         ("--setting=colour=red", "colour"),
         ("--setting=train_steps=-1", "train_steps"),
+        ("--setting=seed=3", "--seeds"),
+        ("--cell=supervised/20/seed-1 --seeds=3", "no meaning beside --cell"),
         ("--cell=uda/seed-1", "cell=uda/seed-1"),
         ("--jobs=0", "jobs"),
         (f"--model_dir={__file__}/run", "cannot be written"),
@@ -148,7 +154,7 @@ def test_a_cell_whose_process_dies_is_named_with_what_it_printed(tmp_path):
 )
 def test_wrong_commands_are_refused_with_one_line(tmp_path, flag, part):
     path = write_sweep(tmp_path)
-    assert_refused(run(*sweep(path, tmp_path / "swept", flag)), part)
+    assert_refused(run(*sweep(path, tmp_path / "swept", *flag.split())), part)
     assert not (tmp_path / "swept").exists()
 
 
@@ -167,6 +173,9 @@ def test_wrong_commands_are_refused_with_one_line(tmp_path, flag, part):
         ({"seeds": "a"}, "neither a seed nor a range"),
         ({"seeds": []}, "name one or more"),
         ({"seeds": 3}, "seeds=3 is of the wrong kind"),
+        ({"axes": {"seed": [1, 2]}}, "a key of their own"),
+        ({"columns": [["labels"]]}, "name axes by text"),
+        ({"baseline": {"labels": 25}}, "'25' is not one of"),
         ({"skip": [[]]}, "names no axis"),
         ({"columns": ["color"]}, "'color' is no axis"),
         ({"statistic": "mean"}, "mean"),
@@ -213,3 +222,43 @@ def test_later_flags_win_and_labels_stand_for_their_axes(tmp_path):
     assert (small.train.train_steps, small.train.seed) == (10, 3)
     assert small.data.dataset.startswith("digits.3@")
     assert planned[0].model_dir == tmp_path / "small/10/two/seed-3"
+
+
+def ended(folder, config, error=5.0):
+    """A cell that has ended, as far as a report looks at it."""
+    (folder / "eval").mkdir(parents=True)
+    (folder / "flags.txt").write_text(shared_flags.to_flagfile(config, "experiments.sweep"))
+    (folder / "eval/result.json").write_text(json.dumps({"step": 40, "ema": error}))
+    numbers = {"last": {"step": 40, "error": error}}
+    summary = {"test": {"checkpoints": 4, "ema": numbers}}
+    (folder / "eval/summary.json").write_text(json.dumps(summary))
+
+
+def test_a_report_takes_cells_that_ended_and_refuses_to_mix_settings(tmp_path):
+    path = files.path(write_sweep(tmp_path, columns=None))
+    swept = sweep_files.read(path)
+    sweep_files.record(swept, tmp_path)
+    planned = sweep_files.cells(
+        swept, tmp_path, seeds=[1, 2, 3], only={"method": ["mean_teacher"], "labels": ["20"]}
+    )
+    for cell in planned[:2]:
+        ended(cell.model_dir, cell.config)
+    replaced = planned[2].model_dir  # results of it are being replaced
+    ended(replaced, planned[2].config)
+    (replaced / "eval/summary.json").unlink()
+    (replaced.parent / "seed-2.bak").mkdir()
+    found = sweep_files.results(swept, tmp_path)
+    assert {labels: list(by_seed) for labels, by_seed in found.items()} == {
+        ("mean_teacher", "20"): [1, 2]
+    }
+    table = sweep_tables.tabulate(tmp_path, "markdown", {})
+    assert "| mean_teacher | 20 | 5.00 +- 0.00 |" in table
+    with pytest.raises(config_lib.ConfigError, match="validation: cells were not evaluated"):
+        sweep_tables.tabulate(tmp_path, "text", {"split": "validation"})
+    with pytest.raises(config_lib.ConfigError, match="asks for no figure"):
+        sweep_tables.draw(tmp_path, tmp_path / "figure.png", {})
+
+    other = planned[1].config.replace(optimizer={"learning_rate": 0.25})
+    (planned[1].model_dir / "flags.txt").write_text(shared_flags.to_flagfile(other, "x"))
+    with pytest.raises(config_lib.ConfigError, match="seed-1 and .*seed-2.*learning_rate=0.03"):
+        sweep_tables.tabulate(tmp_path, "text", {})

@@ -194,6 +194,7 @@ def test_aurocs_are_means_over_the_seeds_that_have_one():
         ({"figure": {"kind": "lines", "x": "weighting"}}, "x='fixed' is no number"),
         ({"paper": {"uda": {"both": {"mean": 1.0}}}}, "uda/both is no combination"),
         ({"paper": {"uda": 3}}, "needs an object"),
+        ({"paper": {"uda": {"fixed": {"mean": 1, "std": "a"}}}}, "is to have numbers"),
     ],
 )
 def test_a_study_that_does_not_fit_is_refused(wrong, part):

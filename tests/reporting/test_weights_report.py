@@ -70,6 +70,7 @@ def made_up(size=60, kind="image", seed=0, classes=CLASSES, **changes):
         description="a set, a method, seed 1",
         settings=[("dataset", HOSTILE), ("seed", "1")],
         weighting="per_example",
+        reached=30,
         train_steps=30,
         metrics=metrics,
         weights=contents.Weights(30, ids, history[30], updates, history, maximum=2.0),
@@ -315,6 +316,7 @@ def test_unknown_truth_is_said_and_leaves_its_charts_out():
         ({"weighting": "single"}, "share one weight"),
         ({"weighting": "fixed"}, "no weight was learned"),
         ({"train_steps": 100}, "at step 30 of 100"),
+        ({"train_steps": 100, "reached": 100}, "This page is of step 30 of 100"),
     ],
 )
 def test_what_is_missing_is_said(changes, said):

@@ -93,6 +93,7 @@ class Contents:
       train_steps: after which it is finished.
       metrics: rows of metrics.jsonl by ascending step.
       evaluation: rows of eval/results.jsonl.
+      reached: the newest step of the run, which the page may be of an earlier one of.
       weights: None where none were written yet; `pool` is None just then.
       predictions: None where there is no checkpoint to predict by.
     """
@@ -104,6 +105,7 @@ class Contents:
     train_steps: int
     metrics: Sequence[Mapping[str, float]]
     evaluation: Sequence[Mapping[str, float | str]] = ()
+    reached: int = 0
     weights: Weights | None = None
     pool: Pool | None = None
     predictions: Predictions | None = None

@@ -16,14 +16,18 @@ def section(contents: Contents) -> list[Html]:
         element("dl", (_tile(*tile) for tile in _tiles(contents)), class_="tiles"),
         element("p", _errors_origin(contents), class_="origin"),
     ]
-    reached = contents.metrics[-1]["step"] if contents.metrics else 0
-    if contents.weights is not None:
-        reached = max(reached, contents.weights.step)
-    if reached < contents.train_steps:
+    if contents.reached < contents.train_steps:
         made.append(
             prose.missing(
-                f"The run is at step {number(reached)} of {number(contents.train_steps)}: what "
-                "follows is of an unfinished run."
+                f"The run is at step {number(contents.reached)} of "
+                f"{number(contents.train_steps)}: what follows is of an unfinished run."
+            )
+        )
+    elif contents.weights is not None and contents.weights.step < contents.train_steps:
+        made.append(
+            prose.missing(
+                f"This page is of step {number(contents.weights.step)} of "
+                f"{number(contents.train_steps)}."
             )
         )
     made.append(

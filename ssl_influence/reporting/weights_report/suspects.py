@@ -7,6 +7,8 @@ import numpy as np
 
 from ssl_influence.reporting.weights_report import contents as contents_lib
 
+LEAST = 24  # suspects that a small pool may have, a page of them
+
 
 def least_updates(updates: np.ndarray) -> int:
     """How often a weight must have moved to count: half the median of those that did, at least 1.
@@ -22,8 +24,9 @@ def rank(contents: contents_lib.Contents) -> np.ndarray:
     """Suspects, the most suspicious one first, as places in the arrays of `contents`, int64 [k].
 
     They are the examples whose weight lies below its start after `least_updates`, by ascending
-    weight; of equal weights the one that the model is less confident about comes first, and then
-    the one with the smaller id. There is none where no weights were learned.
+    weight, at most a tenth of all (or LEAST, if that is more); of equal weights the one that the
+    model is less confident about comes first, and then the one with the smaller id. There is none
+    where no weights were learned.
     """
     weights, predictions = contents.weights, contents.predictions
     if not contents.learned:
@@ -32,7 +35,8 @@ def rank(contents: contents_lib.Contents) -> np.ndarray:
     low = weights.weight < float(np.float32(weights.initial))
     found = np.flatnonzero(low & (weights.updates >= least_updates(weights.updates)))
     confidence = np.zeros(len(found)) if predictions is None else predictions.confidence[found]
-    return found[np.lexsort((weights.example_id[found], confidence, weights.weight[found]))]
+    ranked = found[np.lexsort((weights.example_id[found], confidence, weights.weight[found]))]
+    return ranked[: max(LEAST, len(weights.weight) // 10)]
 
 
 def to_csv(contents: contents_lib.Contents, ranked: np.ndarray) -> str:
