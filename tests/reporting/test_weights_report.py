@@ -307,6 +307,17 @@ def test_unknown_truth_is_said_and_leaves_its_charts_out():
     assert not {"label", "judged"} & {a["id"] for a in Reader(source).all("select")}
 
 
+@pytest.mark.parametrize(("errors", "warned"), [((70.0, 80.0), True), ((66.0, 80.0), False)])
+def test_a_model_that_guesses_is_said_to(errors, warned):
+    raw, ema = errors  # of three classes
+    metrics = [{"step": 30, "validation/error": raw, "validation/ema_error": ema}]
+    words = Reader(page.render(made_up(metrics=metrics))).words
+    assert ("no better than guessing" in words) == warned
+    evaluation = [{"step": 30, "split": "validation", "raw_error": ema, "ema_error": raw}]
+    words = Reader(page.render(made_up(evaluation=evaluation))).words
+    assert ("no better than guessing" in words) == warned
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -16,6 +16,14 @@ def section(contents: Contents) -> list[Html]:
         element("dl", (_tile(*tile) for tile in _tiles(contents)), class_="tiles"),
         element("p", _errors_origin(contents), class_="origin"),
     ]
+    if _at_chance(contents):
+        made.append(
+            prose.missing(
+                "The validation error is no better than guessing one of the classes: the model has "
+                "not learned the task, and neither its pseudo-labels nor the weights mean much. "
+                "ssl_influence/docs/troubleshooting.md says what to try."
+            )
+        )
     if contents.reached < contents.train_steps:
         made.append(
             prose.missing(
@@ -92,6 +100,15 @@ def _last_errors(contents: Contents) -> dict[str, dict]:
         return {}
     row = {"step": found[-1]["step"], "raw_error": found[-1]["validation/error"]}
     return {"validation": {**row, "ema_error": found[-1].get("validation/ema_error")}}
+
+
+def _at_chance(contents: Contents) -> bool:
+    """Whether neither the weights nor their average are better on validation than guessing."""
+    row = _last_errors(contents).get("validation")
+    if row is None or contents.pool is None:
+        return False
+    errors = [row[name] for name in ("raw_error", "ema_error") if row.get(name) is not None]
+    return min(errors) >= 100.0 * (1 - 1 / len(contents.pool.class_names))
 
 
 def _errors_origin(contents: Contents) -> str:
