@@ -725,8 +725,11 @@ def read_flagfile(path: files.AnyPath) -> config_lib.Config:
     Raises:
       ConfigError: the file holds a flag or a value this version does not know, naming it.
     """
-    with _local(path) as copy:
-        return read_arguments([f"--flagfile={copy}"], str(path))
+    try:
+        with _local(path) as copy:
+            return read_arguments([f"--flagfile={copy}"], str(path))
+    except OSError as error:
+        raise config_lib.ConfigError(f"{path} cannot be read: {error}") from error
 
 
 def read_arguments(arguments: Sequence[str], named: str) -> config_lib.Config:

@@ -29,38 +29,13 @@ _NOISE = flags.DEFINE_float(
 _OUTPUT = flags.DEFINE_string("output", None, "File to write, .npz.", required=True)
 
 
-def near_copies(
-    images: np.ndarray, count: int, noise: float, random: np.random.Generator
-) -> np.ndarray:
-    """Moves and roughens images in turn: uint8 [n, H, W, C] -> uint8 [count, H, W, C].
-
-    Args:
-      images: what is copied.
-      count: how many copies; the first one is of the first image.
-      noise: standard deviation of normal noise, in gray levels; the sum is rounded and clipped.
-      random: of the moves, -1, 0 or 1 pixel in each direction, and the noise.
-    """
-    height, width = images.shape[1:3]
-    rim = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="edge")
-    moves = random.integers(3, size=(count, 2))
-    moved = np.stack(
-        [
-            rim[number % len(images), down : down + height, right : right + width]
-            for number, (down, right) in enumerate(moves)
-        ]
-    )
-    for copy in moved:  # one by one, as floats take eight times the memory
-        rough = copy + random.normal(scale=noise, size=copy.shape)
-        copy[:] = np.clip(np.rint(rough), 0, 255)
-    return moved
-
-
 def main() -> None:
     config = shared_flags.to_config()
     output = pathlib.Path(_OUTPUT.value).expanduser()
     if output.suffix != ".npz":
         raise config_lib.ConfigError(f"--output={output}: name a file that ends in .npz.")
     from experiments import launch
+    from ssl_influence.data import duplicates
 
     source, *_ = launch.load_data(config)
     if not source.is_image:
@@ -73,7 +48,7 @@ def main() -> None:
         )
     random = np.random.default_rng(config.train.seed)
     ids = random.permutation(len(source.labels))[: min(_ORIGINALS.value, _COUNT.value)]
-    copies = near_copies(source.inputs[ids], _COUNT.value, _NOISE.value, random)
+    copies = duplicates.near_copies(source.inputs[ids], _COUNT.value, _NOISE.value, random)
     try:
         with files.replacing(output) as temporary, temporary.open("wb") as file:
             np.savez_compressed(

@@ -220,3 +220,29 @@ def _contradictions(groups: np.ndarray, report: Report, source: examples.Source)
 def _first(found: Sequence, words: Callable[..., str]) -> str:
     more = ", ..." if len(found) > _NAMED else ""
     return ", ".join(words(item) for item in found[:_NAMED]) + more
+
+
+def near_copies(
+    images: np.ndarray, count: int, noise: float, random: np.random.Generator
+) -> np.ndarray:
+    """Moves and roughens images in turn: uint8 [n, H, W, C] -> uint8 [count, H, W, C].
+
+    Args:
+      images: what is copied.
+      count: how many copies; the first one is of the first image.
+      noise: standard deviation of normal noise, in gray levels; the sum is rounded and clipped.
+      random: of the moves, -1, 0 or 1 pixel in each direction, and the noise.
+    """
+    height, width = images.shape[1:3]
+    rim = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="edge")
+    moves = random.integers(3, size=(count, 2))
+    moved = np.stack(
+        [
+            rim[number % len(images), down : down + height, right : right + width]
+            for number, (down, right) in enumerate(moves)
+        ]
+    )
+    for copy in moved:  # one by one, as floats take eight times the memory
+        rough = copy + random.normal(scale=noise, size=copy.shape)
+        copy[:] = np.clip(np.rint(rough), 0, 255)
+    return moved

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from experiments import near_copies
 from ssl_influence import config as config_lib
-from ssl_influence.data import sources, splits
+from ssl_influence.data import duplicates, sources, splits
 from tests.experiments.processes import assert_refused, run, succeeded
 
 
 def test_a_copy_is_its_original_moved_by_a_pixel_at_most():
     random = np.random.default_rng(0)
     images = random.integers(256, size=(3, 6, 5, 1), dtype=np.uint8)
-    copies = near_copies.near_copies(images, 50, 0.0, random)
+    copies = duplicates.near_copies(images, 50, 0.0, random)
     assert copies.shape == (50, 6, 5, 1) and copies.dtype == np.uint8
     places = set()
     for number, copy in enumerate(copies):
@@ -30,9 +29,9 @@ def test_a_copy_is_its_original_moved_by_a_pixel_at_most():
 
 def test_noise_has_the_deviation_asked_for_and_stays_in_range():
     images = np.full((1, 40, 40, 3), 128, np.uint8)
-    copies = near_copies.near_copies(images, 20, 4.0, np.random.default_rng(0))
+    copies = duplicates.near_copies(images, 20, 4.0, np.random.default_rng(0))
     assert copies.std() == pytest.approx(4.0, rel=0.02)
-    white = near_copies.near_copies(images + 127, 20, 4.0, np.random.default_rng(0))
+    white = duplicates.near_copies(images + 127, 20, 4.0, np.random.default_rng(0))
     assert white.max() == 255 and white.min() > 225
 
 

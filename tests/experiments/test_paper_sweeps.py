@@ -83,7 +83,9 @@ def test_the_grid_of_table_3_is_as_its_labels_say():
 
 def test_the_approximations_are_those_of_the_paper():
     found = configs("paper/hessian")
-    as_run = {row: (c.weights.inverse_hessian, c.weights.params) for row, c in found.items()}
+    as_run = {
+        row: (c.weights.inverse_hessian, c.weights.influence_params) for row, c in found.items()
+    }
     assert as_run == {
         "exact": ("exact", "last_layer"),
         "identity": ("identity", "last_layer"),
@@ -94,7 +96,7 @@ def test_the_approximations_are_those_of_the_paper():
 def test_sizes_of_the_validation_set_go_from_64_to_5000():
     for row, config in configs("paper/validation_size").items():
         name = sources.parse_name(config.data.dataset)
-        assert row == f"{name.labeled}/{name.validation}"
+        assert row == f"{name.labels}/{name.validation}"
     sizes = read("paper/validation_size").study.axes["validation"]
     assert (sizes[0], sizes[-1]) == ("64", "5000")
 
