@@ -1,4 +1,4 @@
-"""Exact copies among examples, whatever their ids, names, roles and parts.
+"""Exact copies among examples, whatever their ids, names, roles and parts; and making near ones.
 
 A validation example that is also trained on rewards the weights for what was learned by heart; a
 test example that is makes the test error too low. Copies are found by a 128-bit hash of what the
