@@ -36,14 +36,7 @@ _log = logging.getLogger("ssl_influence")
 _POLL_S = 1.0
 
 shared_flags.define_model_dir()
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Where TFDS datasets are now, if they were moved."
-)
-_DATASET = flags.DEFINE_string(
-    "dataset",
-    None,
-    "The run's dataset where it lies now, if it was moved: folder:/new/place.1@40-100.",
-)
+shared_flags.define_moved_data()
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size",
     None,
@@ -88,10 +81,7 @@ def _evaluate(follow_s: float | None) -> None:
     model_dir = shared_flags.model_dir()
     _wait_for_run(model_dir, follow_s or 0)
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
-    if _DATASET.value:
-        config = config.replace(data={"dataset": _DATASET.value})
-    if _DATA_DIR.value:
-        config = config.replace(data={"data_dir": _DATA_DIR.value})
+    config = shared_flags.with_moved_data(config)
     devices = {"strategy": _STRATEGY.value, "tpu": _TPU.value, "virtual_cpus": _VIRTUAL_CPUS.value}
     config = config.replace(distribution=devices)
     from experiments import launch

@@ -861,6 +861,22 @@ def define_model_dir() -> flags.FlagHolder:
     return holder
 
 
+def define_moved_data() -> None:
+    """Defines --data_dir and --dataset, of a run that is there. See `with_moved_data`."""
+    flags.DEFINE_string("data_dir", None, "Where TFDS datasets are now, if they were moved.")
+    flags.DEFINE_string(
+        "dataset",
+        None,
+        "The run's dataset where it lies now, if it was moved: folder:/new/place.1@40-100.",
+    )
+
+
+def with_moved_data(config: config_lib.Config) -> config_lib.Config:
+    """The settings of a run, with its data where the flags say that they lie now."""
+    moved = {name: flags.FLAGS[name].value for name in ("dataset", "data_dir")}
+    return config.replace(data={name: place for name, place in moved.items() if place})
+
+
 def model_dir(flag_values=flags.FLAGS) -> files.AnyPath:
     """--model_dir, with a leading ~ expanded.
 

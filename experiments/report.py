@@ -44,14 +44,7 @@ _MAX_EXAMPLES = flags.DEFINE_integer(
     "and of the highest weights and some between.",
     lower_bound=3,
 )
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Where TFDS datasets are now, if they were moved."
-)
-_DATASET = flags.DEFINE_string(
-    "dataset",
-    None,
-    "The run's dataset where it lies now, if it was moved: folder:/new/place.1@40-100.",
-)
+shared_flags.define_moved_data()
 _FORMAT = flags.DEFINE_enum("format", "text", sweep_tables.LAYOUTS, "Of a sweep's table.")
 _SPLIT = flags.DEFINE_enum("split", None, ("test", "validation"), "Of the errors of a sweep.")
 _STATISTIC = flags.DEFINE_enum(
@@ -109,8 +102,7 @@ def _write_page(
     for name in ("flags.txt", "split.json"):
         shared_flags.require_of_run(model_dir, name)
     config = shared_flags.read_flagfile(model_dir / "flags.txt")
-    moved = {"dataset": _DATASET.value, "data_dir": _DATA_DIR.value}
-    config = config.replace(data={name: place for name, place in moved.items() if place})
+    config = shared_flags.with_moved_data(config)
     from experiments import weights_report as gathering
 
     try:
