@@ -25,6 +25,12 @@ class CellError(config_lib.UserError):
     """Cells could not be trained; the message says which, or how many."""
 
 
+class StoppedError(CellError):
+    """A process was told to stop by others than this program."""
+
+    goes_on = True
+
+
 class _Died(Exception):
     """The process of a cell is gone; the message says so and names its log."""
 
@@ -54,7 +60,7 @@ def train(
       A line that says why, for each cell that failed.
 
     Raises:
-      CellError: a process was told to stop by others.
+      StoppedError: a process was told to stop by others.
       ConfigError: `logs` cannot be made, or lies in a bucket.
       KeyboardInterrupt: on SIGTERM and SIGINT.
     """
@@ -138,7 +144,7 @@ class _Worker:
         """What the cell ended with, or the line that says why it failed.
 
         Raises:
-          CellError: the process was told to stop.
+          StoppedError: the process was told to stop.
           _Died: it is gone.
         """
         try:
@@ -150,11 +156,9 @@ class _Worker:
                 "what it printed."
             ) from error
         if answer is None:
-            error = CellError(
+            raise StoppedError(
                 f"{self.cell.model_dir}: the process was told to stop; the same command goes on."
             )
-            error.goes_on = True
-            raise error
         return answer
 
     def end(self) -> None:

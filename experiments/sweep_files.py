@@ -205,11 +205,16 @@ def cells(
     found = []
     for seed in sweep.seeds if seeds is None else seeds:
         for row, labels, config in planned:
-            name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=seed)
-            config = config.replace(data={"dataset": str(name)}, train={"seed": seed})
+            config = _with_seed(config, seed)
             folder = model_dir / row / f"seed-{seed}"
             found.append(comparison.Cell(row, seed, config, folder, labels))
     return found
+
+
+def _with_seed(config: config_lib.Config, seed: int) -> config_lib.Config:
+    """The same run on another seed, of split and run alike."""
+    name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=seed)
+    return config.replace(data={"dataset": str(name)}, train={"seed": seed})
 
 
 def _arguments(flags: Flags) -> list[str]:
@@ -280,9 +285,7 @@ def results(sweep: Sweep, model_dir: files.AnyPath) -> dict[studies.Labels, dict
 def _check_alike(folders: Mapping[int, files.AnyPath]) -> None:
     first = None
     for folder in folders.values():
-        config = shared_flags.read_flagfile(folder / "flags.txt")
-        name = dataclasses.replace(sources.parse_name(config.data.dataset), seed=0)
-        config = config.replace(data={"dataset": str(name)}, train={"seed": 0})
+        config = _with_seed(shared_flags.read_flagfile(folder / "flags.txt"), 0)
         first = first or (folder, config)
         changed = shared_flags.differences(first[1], config)
         if changed:
