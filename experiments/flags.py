@@ -5,6 +5,7 @@ Types, defaults and allowed values come from the config itself.
 """
 
 import pathlib
+import shlex
 import tempfile
 import types
 import typing
@@ -898,6 +899,11 @@ def model_dir(flag_values=flags.FLAGS) -> files.AnyPath:
             "bucket that you have access to."
         ) from error
     return path
+
+
+def tensorboard_command(folder: files.AnyPath) -> str:
+    """What shows the event files of the runs in a directory, a sweep's with its HParams."""
+    return f"tensorboard --logdir={shlex.quote(str(folder))}"
 
 
 def require_of_run(model_dir: files.AnyPath, name: str) -> None:

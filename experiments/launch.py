@@ -219,6 +219,8 @@ def train(built: Run, model_dir: str | os.PathLike, program: str) -> bool:
             distribution.check_agreement(built.trainer.strategy, what, value[:12])
         _start_weights(built, model_dir)
         _describe_data(built)
+        if built.config.train.tensorboard:
+            print(f"Curves: {shared_flags.tensorboard_command(model_dir)}", flush=True)
         try:
             step = outer_loop.train(
                 built.trainer,

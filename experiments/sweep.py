@@ -82,6 +82,9 @@ def main() -> int:
             print(_command(cell))
         return 0
     print(f"{len(left)} of {len(planned)} cells to train.", flush=True)
+    if any(cell.config.train.tensorboard for cell in planned):
+        shown = shared_flags.tensorboard_command(model_dir)
+        print(f"Curves, and the cells by their settings (HParams): {shown}", flush=True)
 
     def report(cell: comparison.Cell, result: dict | str) -> None:
         nonlocal finished

@@ -63,7 +63,8 @@ def test_other_solvers_variables_and_optimizers_train(tmp_path):
     flags = ["--inner_steps=2", "--weight_warmup_steps=0", "--train_steps=6", "--weight_lr=0.1"]
     flags += ["--influence_params=last_block", "--inverse_hessian=lissa", "--lissa_iterations=3"]
     flags += ["--lissa_scale=100"]
-    succeeded(train(tmp_path, *flags, "--weight_optimizer=adam"))
+    result = succeeded(train(tmp_path, *flags, "--weight_optimizer=adam"))
+    assert f"Curves: tensorboard --logdir={tmp_path}\n" in result.stdout
     with (tmp_path / "weights" / "weights-6.csv").open() as file:
         weights = [float(row["weight"]) for row in csv.DictReader(file)]
     assert min(weights) < 0.95 and max(weights) > 1.05

@@ -87,6 +87,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_as_one_that_was_not(tmp_path):
 
     result = succeeded(run(module, *arguments))
     assert "1 of 2 cells to train" in result.stdout
+    assert f"(HParams): tensorboard --logdir={folder}\n" in result.stdout
     found = results_in(folder)
     last = "mean_teacher/20/seed-9"
     assert set(found) == {"supervised/20/seed-9", last} and before.items() <= found.items()
