@@ -26,7 +26,7 @@ A sweep file is JSON:
 | split, weights | what is tabulated: errors on test or validation, of ema or raw |
 | statistic | last, best, or median_K of the last K = 1, 10, 20, 50 checkpoints |
 | paper | label -> ... -> {"mean", "std"}: numbers to stand beside ours, by the labels of the axes |
-| figure | {"kind": "curves"}, or {"kind": "lines", "x": axis}: see `experiments.report` |
+| figure | {"kind": "curves"}, {"kind": "lines", "x": axis}, {"kind": "dots"}: `studies.Study` |
 
 Later flags win: those of the file, then those of each axis in turn. In a value, {axis} stands for
 the label of that axis, as in "experiments/flagfiles/digits/{method}.flags".

@@ -77,8 +77,9 @@ def draw(model_dir: files.AnyPath, path: files.AnyPath, asked: Mapping[str, str]
             'The sweep asks for no figure: add one to its file, as "figure": {"kind": "curves"}, '
             "and run experiments.sweep again, which trains nothing."
         )
-    if study.figure["kind"] == "lines":
-        figure = study_figures.lines(study, sweep_files.results(sweep, model_dir))
+    if study.figure["kind"] != "curves":
+        kind = {"lines": study_figures.lines, "dots": study_figures.dots}[study.figure["kind"]]
+        figure = kind(study, sweep_files.results(sweep, model_dir))
     else:
         paths = sweep_files.paths(sweep, model_dir, "metrics.jsonl")
         metrics = {

@@ -22,7 +22,7 @@ Results = Mapping[Labels, Mapping[int, Mapping[str, Any]]]
 
 STATISTICS = ("last", "best", "median_1", "median_10", "median_20", "median_50")
 FORMATS = ("text", "markdown", "csv", "latex")
-FIGURES = ("curves", "lines")
+FIGURES = ("curves", "lines", "dots")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Study:
       weights: "ema", the moving average, or "raw".
       statistic: one of STATISTICS.
       figure: {"kind": "curves"}: validation error over the steps; {"kind": "lines", "x": axis}:
-        error over that axis, whose labels are numbers. A line for each combination of the others.
+        error over that axis, whose labels are numbers, a line for each combination of the others;
+        {"kind": "dots"}: errors seed by seed, grouped as in the table.
       paper: label -> ... -> {"mean": percent, "std": percent or absent}, in the order of the axes,
         for the combinations that the paper has numbers for.
 
@@ -86,7 +87,7 @@ class Study:
             _require(kind in FIGURES, f"figure: kind={kind!r} is not one of {', '.join(FIGURES)}.")
             _require(
                 set(self.figure) == ({"kind", "x"} if kind == "lines" else {"kind"}),
-                "figure: lines have an x, an axis, and curves have none.",
+                "figure: lines have an x, an axis, and the others have none.",
             )
             if kind == "lines":
                 self._check("figure", self.figure["x"])
@@ -135,6 +136,11 @@ class Study:
     def rows(self) -> tuple[str, ...]:
         """The axes that are rows."""
         return tuple(axis for axis in self.axes if axis not in self.columns)
+
+    def combination(self, row: Labels, column: Labels) -> Labels:
+        """The labels of a row and of a column, in the order of the axes."""
+        at = dict(zip((*self.rows, *self.columns), (*row, *column), strict=True))
+        return tuple(at[axis] for axis in self.axes)
 
     def error(self, cell: Mapping[str, Any]) -> float:
         """What is tabulated of a cell, in percent."""
@@ -201,7 +207,7 @@ def table(study: Study, results: Results) -> tuple[list[str], list[list[str]]]:
         header += [f"{label} less {base}".strip(), f"{label} better/equal/worse".strip()]
     rows = []
     for row in itertools.product(*(study.axes[axis] for axis in study.rows)):
-        of_row = [_combine(study, row, column) for column in columns]
+        of_row = [study.combination(row, column) for column in columns]
         if not combinations & set(of_row):
             continue
         cells = list(row)
@@ -239,11 +245,6 @@ def _differences(study: Study, results: Results, of_row: Sequence[Labels], label
         study.error(results[ours][seed]) - study.error(results[theirs][seed]) for seed in both
     ]
     return tables.paired(errors)
-
-
-def _combine(study: Study, row: Labels, column: Labels) -> Labels:
-    at = dict(zip((*study.rows, *study.columns), (*row, *column), strict=True))
-    return tuple(at[axis] for axis in study.axes)
 
 
 def _errors(values: Sequence[float], most: int) -> str:

@@ -1,5 +1,6 @@
-"""Figures of studies: error over the steps of a run, or over an axis."""
+"""Figures of studies: error over the steps of a run, over an axis, or seed by seed."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -35,10 +36,11 @@ def curves(study: studies.Study, metrics: Metrics) -> Figure | None:
     if not drawn:
         return None
     figure, axis = _new()
-    titles = _titles(study, list(drawn))
+    titles = _titles(study, list(drawn), list(study.axes))
     for number, (labels, by_step) in enumerate(drawn.items()):
         _line(axis, number, list(by_step), list(by_step.values()), titles[labels], marker=None)
     of = {"ema": "averaged weights", "raw": "weights"}[study.weights]
+    axis.set_ylim(bottom=0)
     _finish(axis, study, "step", f"validation error of the {of}, %")
     return figure
 
@@ -60,7 +62,7 @@ def lines(study: studies.Study, results: studies.Results) -> Figure | None:
     if not drawn:
         return None
     figure, axis = _new()
-    titles = _titles(study, list(drawn), without=along)
+    titles = _titles(study, list(drawn), [axis for axis in study.axes if axis != along])
     for number, (others, by_x) in enumerate(drawn.items()):
         by_x = dict(sorted(by_x.items()))
         _line(axis, number, list(by_x), list(by_x.values()), titles[others], marker="o")
@@ -69,12 +71,56 @@ def lines(study: studies.Study, results: studies.Results) -> Figure | None:
         axis.set_xscale("log")
         axis.set_xticks(values, [f"{x:g}" for x in values], minor=False)
         axis.minorticks_off()
+    axis.set_ylim(bottom=0)
     _finish(axis, study, along.replace("_", " "), study.what())
     return figure
 
 
-def _new() -> tuple[Figure, Axes]:
-    figure = figures.new_figure((6.4, 4.2), layout="constrained")
+def dots(study: studies.Study, results: studies.Results) -> Figure | None:
+    """Error of each seed, a dot, and their mean, a stroke: a group for each row of the table, in
+    its order from the top, and a color for each column.
+
+    The axis of errors need not begin at 0. None where there is no result.
+    """
+    errors = {
+        labels: [study.error(cell) for cell in by_seed.values()]
+        for labels, by_seed in results.items()
+        if by_seed
+    }
+    columns = list(itertools.product(*(study.axes[axis] for axis in study.columns)))
+    rows = [
+        row
+        for row in itertools.product(*(study.axes[axis] for axis in study.rows))
+        if any(study.combination(row, column) in errors for column in columns)
+    ]
+    columns = [c for c in columns if any(study.combination(row, c) in errors for row in rows)]
+    if not rows:
+        return None
+    figure, axis = _new(height=1.2 + 0.16 * len(rows) * (len(columns) + 1))
+    of_columns = _titles(study, columns, study.columns)
+    for number, column in enumerate(columns):
+        color = COLORS[number % len(COLORS)]
+        shift = (number - (len(columns) - 1) / 2) / (len(columns) + 1)
+        drawn = [
+            (place + shift, errors[labels])
+            for place, row in enumerate(rows)
+            if (labels := study.combination(row, column)) in errors
+        ]
+        seeds = [(error, y) for y, of_cell in drawn for error in of_cell]
+        means = [(np.mean(of_cell), y) for y, of_cell in drawn]
+        axis.plot(*zip(*seeds, strict=True), "o", color=color, alpha=0.4, markersize=5, mew=0)
+        label = of_columns[column] if len(columns) > 1 else None
+        axis.plot(*zip(*means, strict=True), "|", color=color, markersize=11, mew=2.5, label=label)
+    of_rows = _titles(study, rows, study.rows)
+    axis.set_yticks(range(len(rows)), [of_rows[row] for row in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.grid(visible=False, axis="y")
+    _finish(axis, study, study.what(), "")
+    return figure
+
+
+def _new(height: float = 4.2) -> tuple[Figure, Axes]:
+    figure = figures.new_figure((6.4, height), layout="constrained")
     axis = figure.subplots()
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
@@ -99,23 +145,21 @@ def _line(
 
 
 def _titles(
-    study: studies.Study, combinations: Sequence[studies.Labels], without: str | None = None
+    study: studies.Study, labels_of: Sequence[studies.Labels], axes: Sequence[str]
 ) -> dict[studies.Labels, str]:
-    """The labels in which the combinations differ; of one combination, all."""
-    axes = [axis for axis in study.axes if axis != without]
-    varied = [i for i in range(len(axes)) if len({labels[i] for labels in combinations}) > 1]
+    """What labels of some axes are called: those in which they differ; of one alone, all."""
+    varied = [i for i in range(len(axes)) if len({labels[i] for labels in labels_of}) > 1]
     return {
         labels: ", ".join(
             f"{axes[i]} {labels[i]}" if labels[i][:1].isdigit() else labels[i]
             for i in varied or range(len(axes))
         ).replace("_", " ")
-        for labels in combinations
+        for labels in labels_of
     }
 
 
 def _finish(axis: Axes, study: studies.Study, x: str, y: str) -> None:
     axis.set(xlabel=x, ylabel=y, title=study.title)
-    axis.set_ylim(bottom=0)
     axis.title.set_fontsize(10)
     if any(axis.get_legend_handles_labels()[1]):
         axis.legend(frameon=False, fontsize=8)

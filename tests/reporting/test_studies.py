@@ -190,7 +190,7 @@ def test_aurocs_are_means_over_the_seeds_that_have_one():
         ({"split": "train"}, "split='train'"),
         ({"statistic": "median_3"}, "median_3"),
         ({"figure": {"kind": "bars"}}, "bars"),
-        ({"figure": {"kind": "curves", "x": "method"}}, "curves have none"),
+        ({"figure": {"kind": "curves", "x": "method"}}, "the others have none"),
         ({"figure": {"kind": "lines", "x": "weighting"}}, "x='fixed' is no number"),
         ({"paper": {"uda": {"both": {"mean": 1.0}}}}, "uda/both is no combination"),
         ({"paper": {"uda": 3}}, "needs an object"),

@@ -61,6 +61,31 @@ def test_lines_are_drawn_over_the_numbers_of_an_axis():
     assert study_figures.lines(STUDY, {}) is None
 
 
+def test_dots_are_seeds_in_the_groups_of_the_table():
+    study = dataclasses.replace(STUDY, columns=("weighting",), figure={"kind": "dots"})
+    results = {
+        ("fixed", "4000"): {1: cell(4.0)},
+        ("fixed", "250"): {1: cell(10.0), 2: cell(20.0)},
+        ("per_example", "250"): {1: cell(7.0)},
+    }
+    figure = study_figures.dots(study, results)
+    (axis,) = figure.axes
+    seeds, means, of_other, mean_of_other = (line.get_xydata() for line in axis.lines)
+    np.testing.assert_allclose(seeds[:, 0], [10, 20, 4])
+    np.testing.assert_allclose(means[:, 0], [15, 4])
+    np.testing.assert_allclose(of_other, mean_of_other)
+    np.testing.assert_allclose(of_other[:, 0], [7])
+    np.testing.assert_allclose(np.round(seeds[:, 1]), [0, 0, 1])  # the groups, in rows
+    assert seeds[0, 1] < of_other[0, 1] and axis.yaxis_inverted()
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["labels 250", "labels 4000"]
+    assert axis.get_legend_handles_labels()[1] == ["fixed", "per example"]
+    assert study_figures.dots(study, {}) is None
+
+    of_one = {labels: results[labels] for labels in results if labels[0] == "fixed"}
+    (axis,) = study_figures.dots(study, of_one).axes
+    assert len(axis.lines) == 2 and axis.get_legend() is None
+
+
 def test_figures_are_written_by_their_ending(tmp_path):
     figure = study_figures.lines(STUDY, {("fixed", "250"): {1: cell(1.0)}})
     figures.save(figure, tmp_path / "figure.png")
