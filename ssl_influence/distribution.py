@@ -310,7 +310,7 @@ def compiled(
             "jit_compile=True cannot compile what several replicas do together on CPUs: leave it "
             "out, or use one replica."
         )
-    return tf.function(jit_compile=True)
+    return tf.function(autograph=False, jit_compile=True)
 
 
 def devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:

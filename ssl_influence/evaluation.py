@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, config, distribution, files, metrics
+from ssl_influence import averages, checkpoints, config, distribution, files, graphs, metrics
 
 MEDIAN_WINDOWS = (1, 10, 20, 50)
 POLL_S = 1.0
@@ -33,7 +33,7 @@ class Evaluator:
         self._model = model
         self._strategy = strategy or tf.distribute.get_strategy()
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(autograph=False, reduce_retracing=True)
     def _counts(self, batch):
         found = self._strategy.run(self._counts_of_part, (batch,))
         return tf.nest.map_structure(
@@ -42,7 +42,7 @@ class Evaluator:
         )
 
     def _counts_of_part(self, batch):
-        _, logits = self._model(batch["inputs"], training=False)
+        _, logits = graphs.converted(self._model)(batch["inputs"], training=False)
         predicted, mask = tf.argmax(logits, 1, tf.int32), batch["mask"]
         wrong = (predicted != tf.cast(batch["label"], tf.int32)) & mask
         classes = tf.one_hot(tf.where(mask, predicted, -1), logits.shape[-1], dtype=tf.int32)

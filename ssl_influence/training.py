@@ -14,6 +14,7 @@ from ssl_influence import (
     distribution,
     dropout,
     example_weights as example_weights_lib,
+    graphs,
     head_rows,
     optimizers,
     parts,
@@ -167,10 +168,10 @@ class BilevelTrainer(tf.Module):
         self._replica_theta = compiled(self._replica_theta_impl)
         self._replica_bilevel = compiled(self._replica_bilevel_impl)
         self._replica_weight = compiled(self._replica_weight_impl)
-        self._theta_step = tf.function(self._theta_step_impl)
-        self._bilevel_step = tf.function(self._bilevel_step_impl)
-        self._weight_step = tf.function(self._weight_step_impl)
-        self._steps = tf.function(self._steps_impl)
+        self._theta_step = tf.function(self._theta_step_impl, autograph=False)
+        self._bilevel_step = tf.function(self._bilevel_step_impl, autograph=False)
+        self._weight_step = tf.function(self._weight_step_impl, autograph=False)
+        self._steps = tf.function(self._steps_impl)  # loops by AutoGraph
 
     def state(self) -> dict[str, Any]:
         """Every trackable object of the run, by its name in the checkpoint."""
@@ -384,7 +385,8 @@ class BilevelTrainer(tf.Module):
     def _descend(self, rows, step, batch, before_loss=None):
         recorded = parts.Recorded()
         with tf.GradientTape() as tape:
-            output = self.method(self._passes(step, tape, recorded), batch, step)
+            forward = self._passes(step, tape, recorded)
+            output = graphs.converted(self.method)(forward, batch, step)
             moved = _Step(rows, tf.zeros([], tf.bool), {})
             if before_loss is not None:
                 with tape.stop_recording():
@@ -486,7 +488,7 @@ class BilevelTrainer(tf.Module):
 
     def _graded(self, probe):
         """What the model, before this step, makes of the probe: (slots, probabilities, label)."""
-        _, logits = self.model(probe["inputs"], training=False)
+        _, logits = graphs.converted(self.model)(probe["inputs"], training=False)
         probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
         return replicas.gathered((probe["slots"], probabilities, probe["label"]))
 
@@ -538,7 +540,7 @@ class BilevelTrainer(tf.Module):
         return self._infer(inputs)
 
     def _infer(self, inputs, key=None):
-        features, logits = self.model(inputs, training=False)
+        features, logits = graphs.converted(self.model)(inputs, training=False)
         return features, logits
 
     def _gradient_over_variables(self, batch, step, example_weight, validation_gradient):
@@ -562,7 +564,8 @@ class BilevelTrainer(tf.Module):
     def _rows_of(self, batch, step):
         """The method's output, without a trace in the model's moving statistics."""
         forward = self._passes(step)
-        return self._keeping_statistics(lambda: self.method(forward, batch, step))
+        method = graphs.converted(self.method)
+        return self._keeping_statistics(lambda: method(forward, batch, step))
 
     def _solver_seed(self, step):
         seed = tf.constant(self.config.train.seed, tf.int32)
@@ -621,7 +624,7 @@ class BilevelTrainer(tf.Module):
             with unrecorded():  # Once: a tape that is stopped cannot be stopped again.
                 return self.ema.applied(lambda: silent(inputs))
 
-        return base.Forward(train, constant, still, teacher)
+        return base.Forward(*map(graphs.as_written, (train, constant, still, teacher)))
 
     def _pass_key(self, step):
         """What the next pass of this step draws its dropout by, int64 [2]."""
@@ -635,7 +638,7 @@ class BilevelTrainer(tf.Module):
 
     def _run(self, inputs, key):
         with self._dropout.drawing(key):
-            features, logits = self.model(inputs, training=True)
+            features, logits = graphs.converted(self.model)(inputs, training=True)
         return features, logits
 
     def _make_parts(self):

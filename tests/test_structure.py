@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Lower layers first. A module may import from the layers below its own, and from its own package.
 LAYERS = (
-    {"config", "files", "head_rows", "replicas"},
+    {"config", "files", "graphs", "head_rows", "replicas"},
     {"data", "augment", "models", "per_example", "optimizers", "averages", "dropout", "parts"},
     {"influence", "example_weights", "methods"},
     {"checkpoints", "metrics", "event_files", "alarms", "distribution"},

@@ -18,7 +18,7 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import config
+from ssl_influence import config, graphs
 from ssl_influence.augment import ctaugment, per_image, policies, text as text_lib
 from ssl_influence.data import (
     examples,
@@ -470,6 +470,7 @@ def _dataset(make: Callable[[tf.Tensor], Batch], start: int, stop: int) -> tf.da
     time, and an iterator that is given up before its end waits for it, so that a run which was
     asked to stop would only end then.
     """
+    make = graphs.as_written(make)
     batches = tf.data.Dataset.range(start, stop).map(make, _MADE_AHEAD, deterministic=True)
     options = tf.data.Options()
     options.autotune.enabled = False

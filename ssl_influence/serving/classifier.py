@@ -24,7 +24,7 @@ class Classifier:
         self.spec = spec
         dtype = {"image": tf.uint8, "vector": tf.float32, "text": tf.string}[spec.kind]
         self.inputs = tf.TensorSpec([None, *spec.shape], dtype, name="inputs")
-        self.predict = tf.function(self._predict, input_signature=[self.inputs])
+        self.predict = tf.function(self._predict, [self.inputs], autograph=False)
 
     def _predict(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """(the probability of each class float32 [B, C], the class predicted int32 [B])."""

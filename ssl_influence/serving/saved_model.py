@@ -114,11 +114,11 @@ class _Served(tf.Module):
             )
             return predict(images)
 
-        self.predict = tf.function(predict, input_signature=[classifier.inputs])
+        self.predict = tf.function(predict, [classifier.inputs], autograph=False)
         self.predict_encoded = None
         if spec.kind == "image" and spec.shape[-1] in (1, 3):
             encoded = tf.TensorSpec([None], tf.string, name="inputs")
-            self.predict_encoded = tf.function(predict_encoded, input_signature=[encoded])
+            self.predict_encoded = tf.function(predict_encoded, [encoded], autograph=False)
 
 
 def _encode(name: str) -> bytes:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from experiments import command
 from ssl_influence import metrics
+from tests.experiments import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = [
@@ -37,9 +38,17 @@ def _take_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def start(*arguments, environment=None):
+def start(*arguments, environment=None, fresh=False):
+    """A Python process with these arguments.
+
+    A binary is forked from a process that has TensorFlow imported, see `forks`, unless it is to be
+    fresh, or gets an environment of its own.
+    """
+    command_line = [sys.executable, *arguments]
+    if arguments[0] == "-m" and not (fresh or environment) and hasattr(os, "pidfd_open"):
+        command_line = forks.command(*arguments[1:], root=ROOT)
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        command_line,
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         preexec_fn=_take_interrupts,
@@ -55,8 +64,8 @@ def finish(process, timeout=300):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def run(module, *arguments):
-    return finish(start("-m", f"experiments.{module}", *arguments))
+def run(module, *arguments, fresh=False):
+    return finish(start("-m", f"experiments.{module}", *arguments, fresh=fresh))
 
 
 def succeeded(result):
@@ -71,8 +80,8 @@ def stopped(result):
     return result
 
 
-def train(model_dir, *arguments):
-    return run("uda_cifar", *TINY, f"--model_dir={model_dir}", *arguments)
+def train(model_dir, *arguments, fresh=False):
+    return run("uda_cifar", *TINY, f"--model_dir={model_dir}", *arguments, fresh=fresh)
 
 
 def contents(model_dir, step=40):

@@ -100,7 +100,7 @@ def test_non_finite_training_stops_with_the_term_and_step(tmp_path):
 
 def test_help_shows_the_docstring_and_the_flags():
     for module in ("uda_cifar", "synthetic", "compare", "evaluate", "draw"):
-        result = run(module, "--help")
+        result = run(module, "--help", fresh=True)
         assert f"python -m experiments.{module}" in result.stdout, result.stdout[-500:]
         assert "--model_dir" in result.stdout
         if module in ("uda_cifar", "synthetic", "compare"):

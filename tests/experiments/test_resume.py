@@ -29,7 +29,7 @@ from tests.experiments.processes import (
 def whole_run(tmp_path_factory):
     """A run that nothing stopped, and what it printed."""
     model_dir = tmp_path_factory.mktemp("whole") / "run"
-    return model_dir, succeeded(train(model_dir))
+    return model_dir, succeeded(train(model_dir, fresh=True))
 
 
 def test_run_leaves_the_promised_files_and_prints_its_split(whole_run):
@@ -65,9 +65,10 @@ def test_sigterm_saves_exits_cleanly_and_the_same_command_resumes(whole_run, tmp
 
 
 def test_sigkill_twice_loses_nothing(whole_run, tmp_path):
+    directory = f"--model_dir={tmp_path}"
     # The second falls while a checkpoint is written.
     for after in ("ckpt-10.index", "ckpt-20.data-00000-of-00001"):
-        process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
+        process = start("-m", "experiments.uda_cifar", *TINY, directory, fresh=True)
         wait_for((tmp_path / "checkpoints" / after).exists, process)
         process.kill()
         assert finish(process).returncode == -signal.SIGKILL
@@ -76,9 +77,9 @@ def test_sigkill_twice_loses_nothing(whole_run, tmp_path):
 
 
 def test_a_directory_takes_one_process_at_a_time(tmp_path):
-    process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
+    process = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}", fresh=True)
     wait_for((tmp_path / "metrics.jsonl").exists, process)
-    second = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}")
+    second = start("-m", "experiments.uda_cifar", *TINY, f"--model_dir={tmp_path}", fresh=True)
     process.send_signal(signal.SIGSTOP)  # the lock is held however long the second takes
     assert_refused(finish(second), "Another process trains in")
     process.kill()
