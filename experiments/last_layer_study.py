@@ -114,7 +114,7 @@ class Study:
         self._variables = list(self._model.trainable_variables)
         if isinstance(self._method, base.StatefulMethod):
             self._variables += self._method.trainable_variables
-        self._measure = tf.function(self._measure_impl)
+        self._measure = tf.function(self._measure_impl, autograph=False)
         self.settings = {
             "dataset": built.config.data.dataset,
             "seed": config.train.seed,
