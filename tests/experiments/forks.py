@@ -10,6 +10,7 @@ server's: its environment has to be that of the tests.
 
 import atexit
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -21,35 +22,40 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SERVERS = {}
+_LOCK = threading.Lock()
 
 
 def command(module: str, *arguments: str, root: pathlib.Path) -> list[str]:
     """What stands for `python -m module arguments`, read from the folder `root`."""
-    server = _SERVERS.get(os.getpid())
-    if server is None:
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="forks-"))
-        server = _SERVERS[os.getpid()] = folder / "socket"
-        # The server ends with this process, whose end of the pipe closes.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.experiments.forks", "serve", str(server)],
-            cwd=root,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the tests, not for it
-        )
-        atexit.register(_stop, process, server)
-    return [sys.executable, "-I", "-S", __file__, "start", str(server), module, *arguments]
+    with _LOCK:
+        server = _server(root)
+    return [sys.executable, "-I", "-S", __file__, "start", server, module, *arguments]
 
 
-def _stop(process: subprocess.Popen, server: pathlib.Path) -> None:
+@functools.cache
+def _server(root: pathlib.Path) -> str:
+    """The socket of a server that imports what is below `root`, started once."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="forks-"), "socket")
+    # It ends with this process, whose end of the pipe closes.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.experiments.forks", "serve", str(path)],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the tests, not for it
+    )
+    atexit.register(_stop, process, path)
+    return str(path)
+
+
+def _stop(process: subprocess.Popen, path: pathlib.Path) -> None:
     process.stdin.close()
     process.wait()
-    with contextlib.suppress(FileNotFoundError):
-        server.unlink()
-    server.parent.rmdir()
+    path.unlink(missing_ok=True)
+    path.parent.rmdir()
 
 
 def _start(server: str, module: str, *arguments: str) -> None:
