@@ -17,13 +17,14 @@ from ssl_influence import averages, checkpoints, config as config_lib
 from tests.experiments.processes import TINY, assert_refused, finish, run, start, stopped, succeeded
 
 
-def follow(model_dir, timeout_s=600):
+def follow(model_dir, timeout_s=600, fresh=False):
     return start(
         "-m",
         "experiments.evaluate",
         f"--model_dir={model_dir}",
         "--follow",
         f"--timeout_s={timeout_s}",
+        fresh=fresh,
     )
 
 
@@ -78,7 +79,7 @@ def test_a_follower_that_waits_for_a_run_ends_in_time_or_when_it_is_told_to(tmp_
     nothing = tmp_path / "none"
     assert_refused(finish(follow(nothing, timeout_s=2)), str(nothing), "holds no flags.txt")
     for number in (signal.SIGTERM, signal.SIGINT):
-        process = follow(nothing)
+        process = follow(nothing, fresh=True)  # which waits before it imports TensorFlow
         assert "Waiting for" in process.stderr.readline()
         process.send_signal(number)
         assert "Stopped" in succeeded(finish(process)).stderr
