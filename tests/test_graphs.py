@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from ssl_influence import evaluation, graphs
 from ssl_influence.methods import pseudo_label
+from ssl_influence.serving import classifier
 from tests.test_training import DIM, ToyPipeline, make_config, make_model, make_trainer, values
 
 
@@ -64,6 +65,16 @@ def test_methods_of_others_may_have_conditions_on_tensors():
         one.theta_step(ToyPipeline().train_batch(0))
     for ours, theirs in zip(values(trainer.trainable), values(plain.trainable), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_classifier_takes_models_of_others():
+    spec = ToyPipeline.spec
+    inputs = np.random.RandomState(0).randn(4, DIM).astype(np.float32)
+    ours, theirs = (
+        classifier.Classifier(with_layer(layer), spec).predict(inputs)[0]
+        for layer in (Conditional(), keras.layers.Activation("linear"))
+    )
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_the_librarys_own_code_is_traced_as_it_is_written():

@@ -21,10 +21,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, graphs
 from ssl_influence.augment import image_ops, per_image
-
-_as_written = tf.autograph.experimental.do_not_convert
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +200,7 @@ def updated_rates(
     return tf.reshape(old + new, rates.shape)
 
 
-@_as_written
+@graphs.as_written
 def strong(
     images: tf.Tensor,
     seed: tf.Tensor,
@@ -239,7 +237,7 @@ def strong(
     return image_ops.unpack(words, images.shape[-1])
 
 
-@_as_written
+@graphs.as_written
 def probe(
     images: tf.Tensor,
     seed: tf.Tensor,

@@ -31,11 +31,8 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from ssl_influence import config as config_lib
+from ssl_influence import config as config_lib, graphs
 from ssl_influence.augment import auto_augment, ctaugment, image_ops, per_image
-
-# All control flow here is Python's, and converting it would triple the time to trace a pipeline.
-_as_written = tf.autograph.experimental.do_not_convert
 
 KINDS = ("weak", "strong")
 GRAY = per_image.GRAY
@@ -156,7 +153,7 @@ def is_strong(name: str) -> bool:
     return KINDS[view_index(name) % len(KINDS)] == "strong"
 
 
-@_as_written
+@graphs.as_written
 def views(
     images: tf.Tensor,
     seed: tf.Tensor,
@@ -206,7 +203,7 @@ def weak_settings(
     return flip, height // 8 if config.shift is None else config.shift
 
 
-@_as_written
+@graphs.as_written
 def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Tensor:
     """Mirrors half of the images left to right, then shifts each by up to `shift` pixels.
 
@@ -229,7 +226,7 @@ def weak(images: tf.Tensor, seed: tf.Tensor, *, flip: bool, shift: int) -> tf.Te
     return per_image.weak(images, seed, flip=flip, shift=shift)
 
 
-@_as_written
+@graphs.as_written
 def strong(
     images: tf.Tensor,
     seed: tf.Tensor,
@@ -292,7 +289,7 @@ def strong(
     return image_ops.unpack(words, images.shape[-1])
 
 
-@_as_written
+@graphs.as_written
 def rand_augment(
     images: tf.Tensor,
     seed: tf.Tensor,

@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 import tf_keras as keras
 
-from ssl_influence import averages, checkpoints, config, files, serving
+from ssl_influence import averages, checkpoints, config, files, graphs, serving
 from ssl_influence.data import inputs as inputs_lib, tokens
 from ssl_influence.models import bert, registry as models
 
@@ -28,7 +28,8 @@ class Classifier:
 
     def _predict(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """(the probability of each class float32 [B, C], the class predicted int32 [B])."""
-        _, logits = self.model(self.spec.normalize(inputs), training=False)
+        normalized = self.spec.normalize(inputs)
+        _, logits = graphs.converted(self.model)(normalized, training=False)
         # As in evaluation: logits that differ may give probabilities that do not.
         return tf.nn.softmax(logits), tf.argmax(logits, 1, tf.int32)
 
