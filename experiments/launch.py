@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
+from scipy import special
 
 from experiments import encoders, flags as shared_flags
 from ssl_influence import (
@@ -295,9 +296,9 @@ def train_and_judge(
 
     Returns:
       What eval/result.json then holds: {"step"; "raw", "ema": last test errors in percent;
-      "auroc_wrong", "auroc_stranger" at the last checkpoint, see `judge_weights`;
-      "mean_auroc_wrong": the mean over those checkpoints where there is one}; None if training was
-      stopped early.
+      "auroc_wrong", "auroc_stranger" and the same two with "_by_confidence" at the last checkpoint,
+      see `judge_weights`; "mean_auroc_wrong": the mean over those checkpoints where there is one};
+      None if training was stopped early.
     """
     keras.backend.clear_session()
     built = build(config)
@@ -313,7 +314,7 @@ def train_and_judge(
     result.update({kind: test[kind]["last"]["error"] for kind in ("raw", "ema")})
     if config.weights.weighting == "per_example":
         judged = judge_weights(built, model_dir)
-        result.update({name: judged[-1][name] for name in ("auroc_wrong", "auroc_stranger")})
+        result.update({k: v for k, v in judged[-1].items() if k.startswith("auroc_")})
         defined = [row["auroc_wrong"] for row in judged if row["auroc_wrong"] is not None]
         result["mean_auroc_wrong"] = float(np.mean(defined)) if defined else None
     if labels and config.train.tensorboard:
@@ -332,8 +333,10 @@ def judge_weights(built: Run, model_dir: files.AnyPath) -> list[dict]:
     wrong pseudo-labels (most probable classes of the checkpoint's model, augmentation aside) among
     the unlabeled examples of known truth; "auroc_wrong": the chance that one of these has a lower
     weight than one with a right pseudo-label; "auroc_stranger": the same for examples of a class
-    outside the task}. Equal weights count half; None where there is no example to tell from others,
-    or no weight has moved yet.
+    outside the task; "auroc_wrong_by_confidence", "auroc_stranger_by_confidence": the same two for
+    a lower confidence, the greatest probability by that model, in place of a lower weight: what
+    finds such examples without any weights (Hendrycks and Gimpel, 2017)}. Equal ones count half;
+    None where there is no example to tell from others, and by weight where none has moved yet.
     """
     ids, source = built.split.unlabeled, built.source
     labels = source.labels[ids]
@@ -352,13 +355,16 @@ def judge_weights(built: Run, model_dir: files.AnyPath) -> list[dict]:
     for step, path in regular.items():
         checkpoints.read(reader, path).assert_existing_objects_matched()
         logits = [built.trainer.model(batch["inputs"], training=False)[1] for batch in batches]
-        pseudo_label = np.concatenate(logits).argmax(axis=1)[: len(ids)]
+        logits = np.concatenate(logits)[: len(ids)]
+        pseudo_label, confidence = logits.argmax(axis=1), special.softmax(logits, 1).max(axis=1)
         _, weight, updates = checkpoints.read_weights(model_dir / "weights" / f"weights-{step}.csv")
         row = {
             "step": step,
             "wrong": float(np.mean(pseudo_label[labels >= 0] != labels[labels >= 0])),
             "auroc_wrong": ranking.wrong_side_auroc(weight, pseudo_label, labels),
             "auroc_stranger": ranking.auroc(-weight, strangers),
+            "auroc_wrong_by_confidence": ranking.wrong_side_auroc(confidence, pseudo_label, labels),
+            "auroc_stranger_by_confidence": ranking.auroc(-confidence, strangers),
         }
         if not updates.any():
             row.update(auroc_wrong=np.nan, auroc_stranger=np.nan)

@@ -30,7 +30,7 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float:
     return float(metrics.roc_auc_score(positive, score))
 
 
-def wrong_side_auroc(weight: np.ndarray, pseudo_label: np.ndarray, label: np.ndarray) -> float:
+def wrong_side_auroc(score: np.ndarray, pseudo_label: np.ndarray, label: np.ndarray) -> float:
     """How well a low weight marks the examples whose pseudo-label is wrong.
 
     The paper says of its synthetic sets that the examples that are "down-weighted the most are near
@@ -40,7 +40,7 @@ def wrong_side_auroc(weight: np.ndarray, pseudo_label: np.ndarray, label: np.nda
     weights), 1 is perfect.
 
     Args:
-      weight: lambda of unlabeled examples, [n].
+      score: lambda of unlabeled examples, or what else is to be low where they are wrong, [n].
       pseudo_label: the class the model predicts for them, int [n].
       label: the true class, int [n]; rows of unknown label (-1) are left out.
 
@@ -50,4 +50,4 @@ def wrong_side_auroc(weight: np.ndarray, pseudo_label: np.ndarray, label: np.nda
     label = np.asarray(label)
     known = label >= 0
     wrong = np.asarray(pseudo_label) != label
-    return auroc(-np.asarray(weight)[known], wrong[known])
+    return auroc(-np.asarray(score)[known], wrong[known])

@@ -45,7 +45,9 @@ def evaluation(summary: Mapping[str, dict]) -> str:
 MEASURES = {
     "mean_auroc_wrong": "AUROC, wrong pseudo-labels",
     "auroc_wrong": "at the end",
+    "auroc_wrong_by_confidence": "by low confidence",
     "auroc_stranger": "AUROC, strangers",
+    "auroc_stranger_by_confidence": "strangers by low confidence",
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import comparison, flags as shared_flags
+from experiments import comparison, flags as shared_flags, weights_report
 from ssl_influence import config as config_lib
 from ssl_influence.reporting import tables
 from tests.experiments.processes import ROOT, TINY, assert_refused, run, succeeded
@@ -19,6 +19,13 @@ def table_of(result):
     begin = next(i for i, line in enumerate(lines) if line.startswith("test error"))
     rows = [line.split() for line in lines[begin + 1 :] if not line.startswith("wrote")]
     return {row[0]: row[1:] for row in rows}
+
+
+def confidence_of_wrong(model_dir, step):
+    """Confidences of the unlabeled examples, and which have a wrong pseudo-label."""
+    config = shared_flags.read_flagfile(model_dir / "flags.txt")
+    found = weights_report.gather(model_dir, config, step, "raw")
+    return found.predictions.confidence, found.predictions.pseudo_label != found.pool.label
 
 
 def test_synthetic_prints_the_errors_of_each_row_and_draws_the_boundaries(tmp_path):
@@ -38,7 +45,12 @@ def test_synthetic_prints_the_errors_of_each_row_and_draws_the_boundaries(tmp_pa
     assert all(row["auroc_stranger"] is None for row in judged)
     for row in ("fixed", "supervised"):  # no weight has moved: nothing to judge
         assert not (tmp_path / row / "eval/weights.json").exists()
-    assert all((row["auroc_wrong"] is None) == (row["wrong"] == 0) for row in judged)
+    for name in ("auroc_wrong", "auroc_wrong_by_confidence"):
+        assert all((row[name] is None) == (row["wrong"] == 0) for row in judged)
+    confidence, wrong = confidence_of_wrong(tmp_path / "per_example", 30)
+    pairs = confidence[wrong][:, None] - confidence[~wrong]
+    expected = np.mean(pairs < 0) + np.mean(pairs == 0) / 2
+    assert judged[-1]["auroc_wrong_by_confidence"] == pytest.approx(expected, abs=1e-3)
     assert (tmp_path / "boundaries.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "boundaries.gif").read_bytes().startswith(b"GIF89a")
 
@@ -87,8 +99,10 @@ def test_mismatched_classes_end_in_an_auroc_of_strangers(tmp_path):
     assert ["60", "40", "895"] in totals and ["20", "40", "895"] in totals
     assert ["other", "class", "0", "0", "537", "0"] in counts
     assert "AUROC, strangers" in result.stdout
+    assert "strangers by low confidence" in result.stdout
     cells = json.loads((tmp_path / "comparison.json").read_text())
-    assert 0 <= cells["per_example"]["7"]["auroc_stranger"] <= 1
+    for how in ("", "_by_confidence"):
+        assert 0 <= cells["per_example"]["7"][f"auroc_stranger{how}"] <= 1
     assert "auroc_stranger" not in cells["supervised_all_labels"]["7"]
 
 
