@@ -26,7 +26,7 @@ A sweep file is JSON:
 | split, weights | what is tabulated: errors on test or validation, of ema or raw |
 | statistic | last, best, or median_K of the last K = 1, 10, 20, 50 checkpoints |
 | paper | label -> ... -> {"mean", "std"}: numbers to stand beside ours, by the labels of the axes |
-| figure | {"kind": "curves"}, {"kind": "lines", "x": axis}, {"kind": "dots"}: `studies.Study` |
+| figure | {"kind": "curves"}, {"kind": "lines", "x": axis} or {"kind": "dots"}: `studies.Study` |
 
 Later flags win: those of the file, then those of each axis in turn. In a value, {axis} stands for
 the label of that axis, as in "experiments/flagfiles/digits/{method}.flags".
@@ -114,7 +114,8 @@ def _parse(contents: Any, text: str) -> Sweep:
     for key in ("title", "axes"):
         _require(bool(contents.get(key)), f"{key} is missing.")
     choices = {axis: _choices(axis, given) for axis, given in contents["axes"].items()}
-    named = (*contents.get("columns", ()), *contents.get("figure", {}).values())
+    figure = contents.get("figure", {})
+    named = (*contents.get("columns", ()), *(figure[key] for key in ("kind", "x") if key in figure))
     _require(all(isinstance(name, str) for name in named), "columns and figure name axes by text.")
     baseline = contents.get("baseline")
     seeds = contents.get("seeds", "1")

@@ -41,7 +41,8 @@ class Study:
       statistic: one of STATISTICS.
       figure: {"kind": "curves"}: validation error over the steps; {"kind": "lines", "x": axis}:
         error over that axis, whose labels are numbers, a line for each combination of the others;
-        {"kind": "dots"}: errors seed by seed, grouped as in the table.
+        {"kind": "dots"}: errors seed by seed, grouped as in the table; with "measures": true also
+        how well low weights and low confidences mark bad examples.
       paper: label -> ... -> {"mean": percent, "std": percent or absent}, in the order of the axes,
         for the combinations that the paper has numbers for.
 
@@ -57,7 +58,7 @@ class Study:
     split: str = "test"
     weights: str = "ema"
     statistic: str = "last"
-    figure: Mapping[str, str] | None = None
+    figure: Mapping[str, Any] | None = None
     paper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -85,10 +86,15 @@ class Study:
         if self.figure is not None:
             kind = self.figure.get("kind")
             _require(kind in FIGURES, f"figure: kind={kind!r} is not one of {', '.join(FIGURES)}.")
+            needed = {"kind", "x"} if kind == "lines" else {"kind"}
+            allowed = needed | ({"measures"} if kind == "dots" else set())
             _require(
-                set(self.figure) == ({"kind", "x"} if kind == "lines" else {"kind"}),
-                "figure: lines have an x, an axis, and the others have none.",
+                needed <= set(self.figure) <= allowed,
+                f"figure: {', '.join(self.figure)}: only lines have an x, an axis, and they need "
+                "one; only dots may have measures.",
             )
+            measures = self.figure.get("measures", False)
+            _require(isinstance(measures, bool), f"figure: measures={measures!r} is no boolean.")
             if kind == "lines":
                 self._check("figure", self.figure["x"])
                 for label in self.axes[self.figure["x"]]:

@@ -16,6 +16,14 @@ DASHES = ("-", "--", ":", "-.")
 # Combination -> seed -> the rows of its metrics.jsonl.
 Metrics = Mapping[studies.Labels, Mapping[int, Sequence[Mapping[str, float]]]]
 
+# What cells measure -> how it is drawn: its name, its color, and whether its dots are full.
+_MARKS = {
+    "auroc_wrong": ("wrong pseudo-labels by low weight", COLORS[3], True),
+    "auroc_wrong_by_confidence": ("wrong pseudo-labels by low confidence", COLORS[3], False),
+    "auroc_stranger": ("strangers by low weight", COLORS[6], True),
+    "auroc_stranger_by_confidence": ("strangers by low confidence", COLORS[6], False),
+}
+
 
 def curves(study: studies.Study, metrics: Metrics) -> Figure | None:
     """Validation error over the steps, a line for each combination.
@@ -35,13 +43,13 @@ def curves(study: studies.Study, metrics: Metrics) -> Figure | None:
             drawn[labels] = dict(sorted(by_step.items()))
     if not drawn:
         return None
-    figure, axis = _new()
+    figure, (axis,) = _new()
     titles = _titles(study, list(drawn), list(study.axes))
     for number, (labels, by_step) in enumerate(drawn.items()):
         _line(axis, number, list(by_step), list(by_step.values()), titles[labels], marker=None)
     of = {"ema": "averaged weights", "raw": "weights"}[study.weights]
     axis.set_ylim(bottom=0)
-    _finish(axis, study, "step", f"validation error of the {of}, %")
+    _finish(axis, study.title, "step", f"validation error of the {of}, %")
     return figure
 
 
@@ -61,7 +69,7 @@ def lines(study: studies.Study, results: studies.Results) -> Figure | None:
             drawn.setdefault(others, {})[float(labels[place])] = errors
     if not drawn:
         return None
-    figure, axis = _new()
+    figure, (axis,) = _new()
     titles = _titles(study, list(drawn), [axis for axis in study.axes if axis != along])
     for number, (others, by_x) in enumerate(drawn.items()):
         by_x = dict(sorted(by_x.items()))
@@ -72,7 +80,7 @@ def lines(study: studies.Study, results: studies.Results) -> Figure | None:
         axis.set_xticks(values, [f"{x:g}" for x in values], minor=False)
         axis.minorticks_off()
     axis.set_ylim(bottom=0)
-    _finish(axis, study, along.replace("_", " "), study.what())
+    _finish(axis, study.title, along.replace("_", " "), study.what())
     return figure
 
 
@@ -80,7 +88,9 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
     """Error of each seed, a dot, and their mean, a stroke: a group for each row of the table, in
     its order from the top, and a color for each column.
 
-    The axis of errors need not begin at 0. None where there is no result.
+    With "measures" in study.figure, a panel beside it has the AUROCs at the end of the row's cells:
+    how well a low weight (full dots) and a low confidence (hollow ones) mark wrong pseudo-labels
+    and strangers. The axis of errors need not begin at 0. None where there is no result.
     """
     errors = {
         labels: [study.error(cell) for cell in by_seed.values()]
@@ -96,36 +106,69 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
     columns = [c for c in columns if any(study.combination(row, c) in errors for row in rows)]
     if not rows:
         return None
-    figure, axis = _new(height=1.2 + 0.16 * len(rows) * (len(columns) + 1))
+    marks = _marks(study, results, rows) if study.figure.get("measures") else {}
+    height = 1.2 + 0.16 * len(rows) * (max(len(columns), len(marks)) + 1)
+    figure, axes = _new(2 if marks else 1, height)
     of_columns = _titles(study, columns, study.columns)
     for number, column in enumerate(columns):
-        color = COLORS[number % len(COLORS)]
+        values = [errors.get(study.combination(row, column), []) for row in rows]
         shift = (number - (len(columns) - 1) / 2) / (len(columns) + 1)
-        drawn = [
-            (place + shift, errors[labels])
-            for place, row in enumerate(rows)
-            if (labels := study.combination(row, column)) in errors
-        ]
-        seeds = [(error, y) for y, of_cell in drawn for error in of_cell]
-        means = [(np.mean(of_cell), y) for y, of_cell in drawn]
-        axis.plot(*zip(*seeds, strict=True), "o", color=color, alpha=0.4, markersize=5, mew=0)
         label = of_columns[column] if len(columns) > 1 else None
-        axis.plot(*zip(*means, strict=True), "|", color=color, markersize=11, mew=2.5, label=label)
+        _dots(axes[0], shift, values, label, COLORS[number % len(COLORS)])
     of_rows = _titles(study, rows, study.rows)
-    axis.set_yticks(range(len(rows)), [of_rows[row] for row in rows])
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.grid(visible=False, axis="y")
-    _finish(axis, study, study.what(), "")
+    axes[0].set_yticks(range(len(rows)), [of_rows[row] for row in rows])
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    _finish(axes[0], study.title, study.what(), "")
+    if marks:
+        for number, (name, values) in enumerate(marks.items()):
+            shift = (number - (len(marks) - 1) / 2) / (len(marks) + 1)
+            _dots(axes[1], shift, values, *_MARKS[name])
+        axes[1].axvline(0.5, color="gray", linestyle=":", linewidth=1)
+        _finish(axes[1], "How well they are told from the others", "AUROC at the end", "")
+    for axis in axes:
+        axis.grid(visible=False, axis="y")
     return figure
 
 
-def _new(height: float = 4.2) -> tuple[Figure, Axes]:
-    figure = figures.new_figure((6.4, height), layout="constrained")
-    axis = figure.subplots()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    return figure, axis
+def _marks(
+    study: studies.Study, results: studies.Results, rows: Sequence[studies.Labels]
+) -> dict[str, list[list[float]]]:
+    """A name of _MARKS -> for each row of the table the numbers of its cells, if there are any."""
+    places = [list(study.axes).index(axis) for axis in study.rows]
+    found = {name: [[] for _ in rows] for name in _MARKS}
+    for labels, by_seed in results.items():
+        row = rows.index(tuple(labels[place] for place in places))
+        for name, cell in itertools.product(_MARKS, by_seed.values()):
+            if cell.get(name) is not None:
+                found[name][row].append(cell[name])
+    return {name: values for name, values in found.items() if any(values)}
+
+
+def _dots(
+    axis: Axes,
+    shift: float,
+    values: Sequence[Sequence[float]],
+    label: str | None,
+    color: str,
+    full: bool = True,
+) -> None:
+    """Dots of the values of each group, which are at 0, 1, ..., and a stroke at their mean."""
+    seeds = [(value, place + shift) for place, group in enumerate(values) for value in group]
+    means = [(np.mean(group), place + shift) for place, group in enumerate(values) if group]
+    looks = {"alpha": 0.4, "mew": 0} if full else {"alpha": 0.6, "mfc": "none"}
+    axis.plot(*zip(*seeds, strict=True), "o", color=color, markersize=5, label=label, **looks)
+    axis.plot(*zip(*means, strict=True), "|", color=color, markersize=11, mew=2.5)
+
+
+def _new(panels: int = 1, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of panels beside one another, which share their vertical axis."""
+    figure = figures.new_figure((6.4 if panels == 1 else 10.4, height), layout="constrained")
+    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
+    return figure, axes
 
 
 def _line(
@@ -158,8 +201,8 @@ def _titles(
     }
 
 
-def _finish(axis: Axes, study: studies.Study, x: str, y: str) -> None:
-    axis.set(xlabel=x, ylabel=y, title=study.title)
+def _finish(axis: Axes, title: str, x: str, y: str) -> None:
+    axis.set(xlabel=x, ylabel=y, title=title)
     axis.title.set_fontsize(10)
     if any(axis.get_legend_handles_labels()[1]):
         axis.legend(frameon=False, fontsize=8)

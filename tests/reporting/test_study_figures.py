@@ -86,6 +86,33 @@ def test_dots_are_seeds_in_the_groups_of_the_table():
     assert len(axis.lines) == 2 and axis.get_legend() is None
 
 
+def test_measures_are_a_panel_of_the_same_groups():
+    study = dataclasses.replace(
+        STUDY, columns=("weighting",), figure={"kind": "dots", "measures": True}
+    )
+    results = {
+        ("fixed", "4000"): {1: cell(4.0)},
+        ("fixed", "250"): {1: cell(9.0)},
+        ("per_example", "250"): {
+            1: cell(7.0, auroc_wrong=0.6, auroc_wrong_by_confidence=0.9, auroc_stranger=None),
+            2: cell(8.0, auroc_wrong=0.8, auroc_wrong_by_confidence=None),
+        },
+    }
+    _, axis = study_figures.dots(study, results).axes
+    weight, mean, confidence, same = (line.get_xydata() for line in axis.lines[:4])
+    np.testing.assert_allclose(weight[:, 0], [0.6, 0.8])
+    np.testing.assert_allclose(mean[:, 0], [0.7])
+    np.testing.assert_allclose(confidence, same)
+    np.testing.assert_allclose(confidence[:, 0], [0.9])
+    assert np.all(np.abs([weight[0, 1], confidence[0, 1]]) < 0.5)  # in the first group
+    assert axis.get_legend_handles_labels()[1] == [
+        "wrong pseudo-labels by low weight",
+        "wrong pseudo-labels by low confidence",
+    ]
+    of_none = {labels: results[labels] for labels in results if labels[0] == "fixed"}
+    assert len(study_figures.dots(study, of_none).axes) == 1
+
+
 def test_figures_are_written_by_their_ending(tmp_path):
     figure = study_figures.lines(STUDY, {("fixed", "250"): {1: cell(1.0)}})
     figures.save(figure, tmp_path / "figure.png")
