@@ -118,13 +118,14 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
     of_rows = _titles(study, rows, study.rows)
     axes[0].set_yticks(range(len(rows)), [of_rows[row] for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
-    _finish(axes[0], study.title, study.what(), "")
+    _finish(axes[0], study.title, study.what(), "", "outside lower left")
     if marks:
         for number, (name, values) in enumerate(marks.items()):
             shift = (number - (len(marks) - 1) / 2) / (len(marks) + 1)
             _dots(axes[1], shift, values, *_MARKS[name])
         axes[1].axvline(0.5, color="gray", linestyle=":", linewidth=1)
-        _finish(axes[1], "How well they are told from the others", "AUROC at the end", "")
+        title = "Telling wrong pseudo-labels and strangers"
+        _finish(axes[1], title, "AUROC at the end; 0.5 says nothing", "", "outside lower right")
     for axis in axes:
         axis.grid(visible=False, axis="y")
     return figure
@@ -201,8 +202,12 @@ def _titles(
     }
 
 
-def _finish(axis: Axes, title: str, x: str, y: str) -> None:
+def _finish(axis: Axes, title: str, x: str, y: str, legend: str = "best") -> None:
+    """Names of the axes, a title, and a legend where matplotlib knows the place by that name."""
     axis.set(xlabel=x, ylabel=y, title=title)
     axis.title.set_fontsize(10)
-    if any(axis.get_legend_handles_labels()[1]):
-        axis.legend(frameon=False, fontsize=8)
+    handles, labels = axis.get_legend_handles_labels()
+    outside = legend.startswith("outside")
+    if labels:
+        owner, columns = (axis.figure, 2 if len(labels) == 4 else 3) if outside else (axis, 1)
+        owner.legend(handles, labels, loc=legend, ncols=columns, frameon=False, fontsize=8)

@@ -83,7 +83,7 @@ def test_dots_are_seeds_in_the_groups_of_the_table():
 
     of_one = {labels: results[labels] for labels in results if labels[0] == "fixed"}
     (axis,) = study_figures.dots(study, of_one).axes
-    assert len(axis.lines) == 2 and axis.get_legend() is None
+    assert len(axis.lines) == 2 and not axis.figure.legends
 
 
 def test_measures_are_a_panel_of_the_same_groups():
