@@ -107,16 +107,20 @@ def _parse(contents: Any, text: str) -> Sweep:
         "paper": dict,
         "figure": dict,
     }
-    _require(isinstance(contents, dict), "a sweep is a JSON object.")
+    config_lib.require(isinstance(contents, dict), "a sweep is a JSON object.")
     for key, value in contents.items():
-        _require(key in kinds, f"{key!r} is not one of {', '.join(kinds)}.")
-        _require(isinstance(value, kinds[key]), f"{key}={json.dumps(value)} is of the wrong kind.")
+        config_lib.require(key in kinds, f"{key!r} is not one of {', '.join(kinds)}.")
+        config_lib.require(
+            isinstance(value, kinds[key]), f"{key}={json.dumps(value)} is of the wrong kind."
+        )
     for key in ("title", "axes"):
-        _require(bool(contents.get(key)), f"{key} is missing.")
+        config_lib.require(bool(contents.get(key)), f"{key} is missing.")
     choices = {axis: _choices(axis, given) for axis, given in contents["axes"].items()}
     figure = contents.get("figure", {})
     named = (*contents.get("columns", ()), *(figure[key] for key in ("kind", "x") if key in figure))
-    _require(all(isinstance(name, str) for name in named), "columns and figure name axes by text.")
+    config_lib.require(
+        all(isinstance(name, str) for name in named), "columns and figure name axes by text."
+    )
     baseline = contents.get("baseline")
     seeds = contents.get("seeds", "1")
     parts = seeds.split(",") if isinstance(seeds, str) else list(map(str, seeds))
@@ -140,30 +144,34 @@ def parse_seeds(parts: Sequence[str]) -> tuple[int, ...]:
       ConfigError: there are none, or what is there is neither a seed nor a range.
     """
     found = tuple(comparison.parse_seeds(list(parts)))
-    _require(bool(found), "seeds=: name one or more, as 1-3.")
+    config_lib.require(bool(found), "seeds=: name one or more, as 1-3.")
     return found
 
 
 def _choices(axis: str, given: Any) -> dict[str, Flags]:
-    _require(
+    config_lib.require(
         isinstance(given, list | dict) and bool(given),
         f"axes: {axis!r} needs a list of values of --{axis}, or labels with their flags.",
     )
-    _require(axis != "seed", "axes: seeds have a key of their own, seeds.")
+    config_lib.require(axis != "seed", "axes: seeds have a key of their own, seeds.")
     choices = given if isinstance(given, dict) else {_text(value): {axis: value} for value in given}
-    _require(len(choices) == len(given), f"axes: {axis!r} names a value twice.")
+    config_lib.require(len(choices) == len(given), f"axes: {axis!r} names a value twice.")
     for label, flags in choices.items():
-        _require(
+        config_lib.require(
             re.fullmatch(r"[\w.+-]+", label) is not None and label.strip(".") != "",
             f"axes: {axis!r} has the label {label!r}, which is to name a folder: letters, digits "
             "and . _ + - alone.",
         )
-        _require(isinstance(flags, dict), f"axes: {label!r} of {axis!r} needs an object of flags.")
+        config_lib.require(
+            isinstance(flags, dict), f"axes: {label!r} of {axis!r} needs an object of flags."
+        )
     return choices
 
 
 def _as_skip(one: Any) -> dict[str, tuple[str, ...]]:
-    _require(isinstance(one, dict) and bool(one), f"skip: {json.dumps(one)} names no axis.")
+    config_lib.require(
+        isinstance(one, dict) and bool(one), f"skip: {json.dumps(one)} names no axis."
+    )
     return {
         axis: tuple(map(_text, labels if isinstance(labels, list) else [labels]))
         for axis, labels in one.items()
@@ -238,7 +246,9 @@ def _with_labels(argument: str, by_axis: Mapping[str, str]) -> str:
 
 
 def _text(value: Any) -> str:
-    _require(isinstance(value, str | int | float), f"{json.dumps(value)} is no value of a flag.")
+    config_lib.require(
+        isinstance(value, str | int | float), f"{json.dumps(value)} is no value of a flag."
+    )
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -307,8 +317,3 @@ def paths(
             if seed and (folder / name).exists():
                 found.setdefault(labels, {})[int(seed[1])] = folder / name
     return found
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise config_lib.ConfigError(message)

@@ -133,17 +133,18 @@ class ConfigError(UserError, ValueError):
     """A setting or combination that cannot work. One line: the value and the remedy."""
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raises ConfigError with `message` where the condition does not hold."""
     if not condition:
         raise ConfigError(message)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    _require(value in allowed, f"{name}={value!r} is not one of {', '.join(allowed)}.")
+    require(value in allowed, f"{name}={value!r} is not one of {', '.join(allowed)}.")
 
 
 def _at_least(name: str, value: float, minimum: float) -> None:
-    _require(
+    require(
         math.isfinite(value) and value >= minimum,
         f"{name}={value} is out of range: it must be at least {minimum}.",
     )
@@ -152,17 +153,17 @@ def _at_least(name: str, value: float, minimum: float) -> None:
 def _count(name: str, value: int, minimum: int) -> None:
     """A whole number that also fits the int32 that steps and shapes are held in."""
     _at_least(name, value, minimum)
-    _require(value < 2**31, f"{name}={value} is out of range: it must be below 2**31.")
+    require(value < 2**31, f"{name}={value} is out of range: it must be below 2**31.")
 
 
 def _positive(name: str, value: float) -> None:
-    _require(
+    require(
         math.isfinite(value) and value > 0, f"{name}={value} is out of range: it must be above 0."
     )
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
-    _require(
+    require(
         low <= value <= high, f"{name}={value} is out of range: it must lie in [{low}, {high}]."
     )
 
@@ -245,14 +246,14 @@ class DataConfig:
     def __post_init__(self):
         for name in ("labeled_batch_size", "unlabeled_batch_size", "validation_batch_size"):
             _count(name, getattr(self, name), 1)
-        _require(
+        require(
             len(self.image_size) <= 2,
             f"image_size={','.join(map(str, self.image_size))} must be a side or height,width.",
         )
         for side in self.image_size:
             _count("image_size", side, 1)
         if self.image_channels is not None:
-            _require(
+            require(
                 self.image_channels in (1, 3),
                 f"image_channels={self.image_channels} must be 1 (gray) or 3 (RGB).",
             )
@@ -260,28 +261,28 @@ class DataConfig:
         _count("min_text_length", self.min_text_length, 0)
         _at_least("max_memory_gb", self.max_memory_gb, 0)
         _between("label_noise", self.label_noise, 0, 1)
-        _require(
+        require(
             len(set(self.unlabeled_classes)) == len(self.unlabeled_classes)
             and min(self.unlabeled_classes, default=0) >= 0,
             f"unlabeled_classes={','.join(map(str, self.unlabeled_classes))} must name different "
             "classes by their numbers.",
         )
-        _require(
+        require(
             not (self.unlabeled_classes and self.unlabeled_ids),
             "unlabeled_classes has no effect beside unlabeled_ids: leave one of them out.",
         )
         for column in (self.text_column, self.image_column, self.label_column, *self.columns):
-            _require(
+            require(
                 column == column.strip() != "" and "," not in column,
                 f"The column {column!r} cannot be: a name without commas, nor spaces around it.",
             )
         known = self.known_classes
-        _require(
+        require(
             not known or (len(set(known)) == len(known) >= 2 and min(known) >= 0),
             f"known_classes={','.join(map(str, known))} must name two or more different classes.",
         )
         if self.unlabeled_mismatch is not None:
-            _require(
+            require(
                 bool(known or self.unlabeled_data),
                 f"unlabeled_mismatch={self.unlabeled_mismatch} is a share of the examples outside "
                 "known_classes, or of other classes in unlabeled_data: name one of these.",
@@ -345,7 +346,7 @@ class AugmentConfig:
         _between("ctaugment_decay", self.ctaugment_decay, 0, 1)
         _one_of("normalization", self.normalization, NORMALIZATIONS)
         _between("tf_idf_probability", self.tf_idf_probability, 0, 1)
-        _require(
+        require(
             self.strong != "paraphrases" or self.paraphrases,
             "strong_view=paraphrases needs a file of them: name it by paraphrases=FILE; "
             "experiments.back_translate writes one.",
@@ -354,7 +355,7 @@ class AugmentConfig:
         for flag, views in _STRONG_VIEW_SETTINGS.items():
             name = flag.removeprefix("rand_augment_")
             value = getattr(self, name)
-            _require(
+            require(
                 self.strong in views or value == default[name],
                 f"{flag}={value} has no effect with strong_view={self.strong}: leave it out, or "
                 f"use strong_view={views[0]}.",
@@ -405,36 +406,36 @@ class ModelConfig:
         _one_of("model", self.name, MODELS)
         _one_of("head", self.head, HEADS)
         _one_of("mixed_precision", self.mixed_precision, MIXED_PRECISIONS)
-        _require(
+        require(
             not self.sync_bn or self.name == "wide_resnet",
             f"sync_bn=True has no effect with model={self.name}, which has no BatchNorm: leave it "
             "out.",
         )
         if self.name == "wide_resnet":
-            _require(
+            require(
                 self.depth >= 10 and (self.depth - 4) % 6 == 0,
                 f"depth={self.depth} is not a Wide-ResNet depth: use 6n + 4 (10, 16, 22, 28, ...).",
             )
             _count("width", self.width, 1)
             _count("filters", self.filters, 1)
         elif self.name == "mlp":
-            _require(
+            require(
                 bool(self.hidden_units) and min(self.hidden_units) >= 1,
                 f"hidden_units={self.hidden_units} needs at least one layer of at least one unit.",
             )
-        _require(
+        require(
             0 <= self.batch_norm_momentum < 1,
             f"batch_norm_momentum={self.batch_norm_momentum} must lie in [0, 1).",
         )
         _one_of("pooling", self.pooling, POOLINGS)
-        _require(0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1).")
+        require(0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1).")
         _count("sequence_length", self.sequence_length, 3)
         _one_of("keep_end", self.keep_end, KEPT_ENDS)
-        _require(
+        require(
             self.name == "bert" or self.encoder is None,
             f"encoder={self.encoder} has no effect with model={self.name}: use model=bert.",
         )
-        _require(
+        require(
             self.name != "bert" or bool(self.encoder),
             "model=bert needs a pretrained encoder: name its folder by encoder=FOLDER, or use "
             "encoder=bert_tiny or encoder=minilm (see third_party.bert).",
@@ -496,7 +497,7 @@ class MethodConfig:
         _one_of("method", self.name, tuple(METHODS))
         own = METHODS[self.name]
         for name, value in self._given().items():
-            _require(
+            require(
                 name in own,
                 f"{name}={value} has no effect with method={self.name}: leave it out"
                 + (f" (it has {', '.join(own)})." if own else "."),
@@ -574,14 +575,14 @@ class OptimizerConfig:
         _positive("learning_rate", self.learning_rate)
         _one_of("schedule", self.schedule, SCHEDULES)
         _count("learning_rate_warmup_steps", self.warmup_steps, 0)
-        _require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
+        require(0 <= self.momentum < 1, f"momentum={self.momentum} must lie in [0, 1).")
         _positive("adam_epsilon", self.adam_epsilon)
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
         for name in ("weight_decay", "decoupled_weight_decay"):
             _at_least(name, getattr(self, name), 0)
         _one_of("decayed_variables", self.decayed_variables, DECAYED_VARIABLES)
-        _require(0 <= self.ema_decay < 1, f"ema_decay={self.ema_decay} must lie in [0, 1).")
+        require(0 <= self.ema_decay < 1, f"ema_decay={self.ema_decay} must lie in [0, 1).")
         _one_of("ema_variables", self.ema_variables, EMA_VARIABLES)
 
 
@@ -651,7 +652,7 @@ class WeightConfig:
 
     def __post_init__(self):
         _one_of("weighting", self.weighting, WEIGHTINGS)
-        _require(
+        require(
             self.start_from is None or self.weighting != "single",
             f"weights_from={self.start_from} has a weight for each example, and weighting=single "
             "one for all: use per_example, or fixed to leave them as they are.",
@@ -659,12 +660,12 @@ class WeightConfig:
         _positive("weight_lr", self.learning_rate)
         _at_least("weight_min", self.minimum, 0)
         if self.maximum is not None:
-            _require(
+            require(
                 self.maximum > self.minimum,
                 f"weight_max={self.maximum} must be above weight_min={self.minimum}.",
             )
         high = math.inf if self.maximum is None else self.maximum
-        _require(
+        require(
             self.minimum <= self.initial <= high and math.isfinite(self.initial),
             f"weight_init={self.initial} lies outside [{self.minimum}, {high}]: "
             "move it, or move weight_min and weight_max.",
@@ -692,12 +693,12 @@ class WeightConfig:
         own = INVERSE_HESSIANS[self.inverse_hessian]
         for solver, names in INVERSE_HESSIANS.items():
             for name in names:
-                _require(
+                require(
                     name in own or getattr(self, name) == default[name],
                     f"{name}={getattr(self, name)} has no effect with inverse_hessian="
                     f"{self.inverse_hessian}: leave it out, or use inverse_hessian={solver}.",
                 )
-        _require(
+        require(
             self.curvature == default["curvature"]
             or self.inverse_hessian not in ("identity", "outer_product", "lissa"),
             f"curvature={self.curvature} does not go with inverse_hessian={self.inverse_hessian}, "
@@ -763,13 +764,13 @@ class DistributionConfig:
 
     def __post_init__(self):
         _one_of("strategy", self.strategy, STRATEGIES)
-        _require(
+        require(
             self.tpu is None or self.strategy in ("auto", "tpu"),
             f"tpu={self.tpu} has no effect with strategy={self.strategy}: use strategy=tpu.",
         )
         if self.virtual_cpus is not None:
             _count("virtual_cpus", self.virtual_cpus, 1)
-            _require(
+            require(
                 self.strategy != "tpu",
                 f"virtual_cpus={self.virtual_cpus} has no effect with strategy=tpu: leave it out.",
             )
@@ -792,36 +793,36 @@ class Config:
     distribution: DistributionConfig = DistributionConfig()
 
     def __post_init__(self):
-        _require(
+        require(
             self.method.name != "supervised" or self.weights.weighting == "fixed",
             f"method=supervised has no unlabeled loss, so weighting={self.weights.weighting} has "
             "nothing to weight: use weighting=fixed.",
         )
-        _require(
+        require(
             self.weights.inverse_hessian != "unrolled"
             or self.method.name not in _OTHER_LOSSES
             or self.weights.weighting == "fixed",
             f"inverse_hessian=unrolled follows losses that are cross-entropies, and method="
             f"{self.method.name} has others: use another inverse_hessian.",
         )
-        _require(
+        require(
             self.weights.curvature == WeightConfig.curvature
             or self.weights.influence_params != "last_layer",
             f"curvature={self.weights.curvature} has no effect with influence_params=last_layer, "
             "where logits are linear: leave it out.",
         )
-        _require(
+        require(
             self.model.name != "bert" or self.method.name not in _CONTINUOUS_INPUTS,
             f"method={self.method.name} perturbs or mixes inputs, which words cannot be: with "
             "model=bert use uda, fixmatch, pseudo_label, mean_teacher or supervised.",
         )
         half = self.model.mixed_precision != "none"
-        _require(
+        require(
             not half or self.method.name != "vat",
             f"mixed_precision={self.model.mixed_precision} is too coarse for the step by which "
             "method=vat seeks its direction: leave it out.",
         )
-        _require(
+        require(
             not half
             or self.weights.weighting == "fixed"
             or self.weights.influence_params == "last_layer",
@@ -829,7 +830,7 @@ class Config:
             f"{self.weights.influence_params}, which differentiates the network twice: use "
             "last_layer, or leave it out.",
         )
-        _require(
+        require(
             self.train.rows_per_pass is None
             or self.weights.influence_params == "last_layer"
             or self.weights.weighting == "fixed",

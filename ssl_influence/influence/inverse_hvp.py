@@ -200,7 +200,7 @@ def largest_eigenvalue(
       A scalar, never above the true value beyond rounding. 20 iterations leave at worst a share of
       about P^(-1/40): 0.7 of it at a million entries where all the spectrum lies close below it.
     """
-    _require(iterations >= 1, f"iterations={iterations} must be at least 1.")
+    config.require(iterations >= 1, f"iterations={iterations} must be at least 1.")
     system = _System(like, 0.0)
     times = system.operator(hvp)
     start = [
@@ -253,7 +253,7 @@ def neumann(
       finite; converged where x is finite, the step positive and no term is longer than the one
       before, which excludes negative curvature along a term.
     """
-    _require(terms >= 1, f"terms={terms} must be at least 1.")
+    config.require(terms >= 1, f"terms={terms} must be at least 1.")
     system = _System(rhs, damping)
     times = system.operator(hvp)
     if step is None:
@@ -312,7 +312,7 @@ def lissa(
       x and SolveInfo: converged where h did not grow beyond the bound and, given `hvp`, x is no
       worse than 0 (a residual of 1). negative_curvature tells of any sample; H need not share it.
     """
-    _require(iterations >= 1, f"iterations={iterations} must be at least 1.")
+    config.require(iterations >= 1, f"iterations={iterations} must be at least 1.")
     system = _System(rhs, damping)
     scale = _positive("scale", scale, system.dtype)
 
@@ -388,7 +388,7 @@ def outer_product(
         rows = tf.split(rows[0], system.sizes, axis=1, num=len(system.sizes))
     rows = [tf.reshape(part, [-1, n]) for part, n in zip(rows, system.sizes, strict=True)]
     zero = [tf.get_static_value(own) == 0 for own in system.damping]
-    _require(
+    config.require(
         all(zero) or not any(zero),
         f"damping={damping} is 0 for some parts and not for others: the matrix would be singular "
         "in some alone. Give each of them a damping, or none.",
@@ -498,11 +498,11 @@ def unrolled(
       before, which excludes negative curvature along a term.
     """
     listed = not callable(step_hvps)
-    _require(
+    config.require(
         listed == (steps is None), "steps is for a function: give it there, and not with a list."
     )
     count = len(step_hvps) if listed else steps
-    _require(count >= 1, f"steps={count} must be at least 1.")
+    config.require(count >= 1, f"steps={count} must be at least 1.")
     system = _System(rhs, damping)
     step = _positive("step", step, system.dtype)
 
@@ -551,14 +551,14 @@ class _System:
         self.norm = _norm(self.b)
         self.sizes = [part.shape.num_elements() or tf.size(part) for part in given]
         parts = [numerics.cast(own, self.dtype) for own in tf.nest.flatten(damping)]
-        _require(
+        config.require(
             len(parts) in (1, len(given)),
             f"damping has {len(parts)} parts and the right-hand side {len(given)}: give one, or "
             "one for each.",
         )
         for own in parts:
             value = tf.get_static_value(own)
-            _require(value is None or value >= 0, f"damping={value} must be at least 0.")
+            config.require(value is None or value >= 0, f"damping={value} must be at least 0.")
         self.damping = parts * len(given) if len(parts) == 1 else parts
 
     def _pack(self, parts):
@@ -773,10 +773,5 @@ def _positive(name, value, dtype):
     value = numerics.cast(value, dtype)
     known = tf.get_static_value(value)
     # A scale or step that was computed from what is not finite is no setting: the answer tells.
-    _require(known is None or not known <= 0, f"{name}={known} must be above 0.")
+    config.require(known is None or not known <= 0, f"{name}={known} must be above 0.")
     return value
-
-
-def _require(condition, message):
-    if not condition:
-        raise config.ConfigError(message)

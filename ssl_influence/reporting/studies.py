@@ -67,49 +67,53 @@ class Study:
                 self._check("skip", axis, labels)
         for axis in self.columns:
             self._check("columns", axis)
-        _require(len(set(self.columns)) == len(self.columns), "columns names an axis twice.")
+        config.require(len(set(self.columns)) == len(self.columns), "columns names an axis twice.")
         for key, allowed in (
             ("split", ("test", "validation")),
             ("weights", ("ema", "raw")),
             ("statistic", STATISTICS),
         ):
             value = getattr(self, key)
-            _require(value in allowed, f"{key}={value!r} is not one of {', '.join(allowed)}.")
+            config.require(value in allowed, f"{key}={value!r} is not one of {', '.join(allowed)}.")
         if self.baseline is not None:
-            _require(len(self.baseline) == 1, "baseline names one axis and its label.")
+            config.require(len(self.baseline) == 1, "baseline names one axis and its label.")
             ((axis, label),) = self.baseline.items()
             self._check("baseline", axis, (label,))
-            _require(
+            config.require(
                 self.columns in ((), (axis,)),
                 f"baseline: {axis!r} has to be the only one of the columns, or there are none.",
             )
         if self.figure is not None:
             kind = self.figure.get("kind")
-            _require(kind in FIGURES, f"figure: kind={kind!r} is not one of {', '.join(FIGURES)}.")
+            config.require(
+                kind in FIGURES, f"figure: kind={kind!r} is not one of {', '.join(FIGURES)}."
+            )
             needed = {"kind", "x"} if kind == "lines" else {"kind"}
             allowed = needed | ({"measures"} if kind == "dots" else set())
-            _require(
+            config.require(
                 needed <= set(self.figure) <= allowed,
                 f"figure: {', '.join(self.figure)}: only lines have an x, an axis, and they need "
                 "one; only dots may have measures.",
             )
             measures = self.figure.get("measures", False)
-            _require(isinstance(measures, bool), f"figure: measures={measures!r} is no boolean.")
+            config.require(
+                isinstance(measures, bool), f"figure: measures={measures!r} is no boolean."
+            )
             if kind == "lines":
                 self._check("figure", self.figure["x"])
                 for label in self.axes[self.figure["x"]]:
-                    _require(_is_number(label), f"figure: x={label!r} is no number.")
+                    config.require(_is_number(label), f"figure: x={label!r} is no number.")
                 numbers = [float(label) for label in self.axes[self.figure["x"]]]
-                _require(len(set(numbers)) == len(numbers), "figure: x has a number twice.")
+                config.require(len(set(numbers)) == len(numbers), "figure: x has a number twice.")
         combinations = set(self.combinations())
-        _require(bool(combinations), "skip leaves nothing.")
+        config.require(bool(combinations), "skip leaves nothing.")
         for labels in _leaves(self.paper):
-            _require(labels in combinations, f"paper: {'/'.join(labels)} is no combination.")
+            config.require(labels in combinations, f"paper: {'/'.join(labels)} is no combination.")
 
     def _check(self, key: str, axis: str, labels: Sequence[str] = ()) -> None:
-        _require(axis in self.axes, f"{key}: {axis!r} is no axis of {', '.join(self.axes)}.")
+        config.require(axis in self.axes, f"{key}: {axis!r} is no axis of {', '.join(self.axes)}.")
         for label in labels:
-            _require(
+            config.require(
                 label in self.axes[axis],
                 f"{key}: {label!r} is not one of {axis}'s {', '.join(self.axes[axis])}.",
             )
@@ -131,7 +135,7 @@ class Study:
             for axis, labels in self.axes.items()
         ]
         found = [labels for labels in itertools.product(*kept) if not self._skipped(labels)]
-        _require(bool(found) or not only, "only: nothing is left of it.")
+        config.require(bool(found) or not only, "only: nothing is left of it.")
         return found
 
     def _skipped(self, labels: Labels) -> bool:
@@ -164,11 +168,6 @@ class Study:
         return f"{self.split} error of the {weights}, %, {of}"
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise config.ConfigError(message)
-
-
 def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
@@ -180,12 +179,12 @@ def _leaves(paper: Mapping[str, Any], above: Labels = ()) -> dict[Labels, Mappin
     """{"uda": {"250": {"mean": 1}}} -> {("uda", "250"): {"mean": 1}}."""
     found = {}
     for label, value in paper.items():
-        _require(
+        config.require(
             isinstance(value, Mapping), f"paper: {label!r} needs an object, with mean or labels."
         )
         if "mean" in value:
             numbers = (value["mean"], value.get("std", 0))
-            _require(
+            config.require(
                 all(isinstance(x, int | float) for x in numbers) and set(value) <= {"mean", "std"},
                 f"paper: {label!r} is to have numbers, mean and perhaps std.",
             )
