@@ -336,7 +336,8 @@ def judge_weights(built: Run, model_dir: files.AnyPath) -> list[dict]:
     outside the task; "auroc_wrong_by_confidence", "auroc_stranger_by_confidence": the same two for
     a lower confidence, the greatest probability by that model, in place of a lower weight: what
     finds such examples without any weights (Hendrycks and Gimpel, 2017)}. Equal ones count half;
-    None where there is no example to tell from others, and by weight where none has moved yet.
+    None where there is no example to tell from others, by weight where none has moved yet, and by
+    confidence where the model gives no numbers.
     """
     ids, source = built.split.unlabeled, built.source
     labels = source.labels[ids]
@@ -355,19 +356,25 @@ def judge_weights(built: Run, model_dir: files.AnyPath) -> list[dict]:
     for step, path in regular.items():
         checkpoints.read(reader, path).assert_existing_objects_matched()
         logits = [built.trainer.model(batch["inputs"], training=False)[1] for batch in batches]
-        logits = np.concatenate(logits)[: len(ids)]
+        # Of float64, as float32 rounds many a probability to 1, which then are equal.
+        logits = np.concatenate(logits)[: len(ids)].astype(np.float64)
         pseudo_label, confidence = logits.argmax(axis=1), special.softmax(logits, 1).max(axis=1)
         _, weight, updates = checkpoints.read_weights(model_dir / "weights" / f"weights-{step}.csv")
         row = {
             "step": step,
             "wrong": float(np.mean(pseudo_label[labels >= 0] != labels[labels >= 0])),
-            "auroc_wrong": ranking.wrong_side_auroc(weight, pseudo_label, labels),
-            "auroc_stranger": ranking.auroc(-weight, strangers),
-            "auroc_wrong_by_confidence": ranking.wrong_side_auroc(confidence, pseudo_label, labels),
-            "auroc_stranger_by_confidence": ranking.auroc(-confidence, strangers),
         }
-        if not updates.any():
-            row.update(auroc_wrong=np.nan, auroc_stranger=np.nan)
+        # Weights that did not move rank nothing, nor does a run that diverged in its last step.
+        scores = {
+            "": weight if updates.any() else None,
+            "_by_confidence": confidence if np.isfinite(confidence).all() else None,
+        }
+        for how, score in scores.items():
+            wrong, stranger = np.nan, np.nan
+            if score is not None:
+                wrong = ranking.wrong_side_auroc(score, pseudo_label, labels)
+                stranger = ranking.auroc(-score, strangers)
+            row |= {f"auroc_wrong{how}": wrong, f"auroc_stranger{how}": stranger}
         rows.append({name: None if np.isnan(value) else value for name, value in row.items()})
     files.write_atomically(model_dir / "eval" / "weights.json", json.dumps(rows, indent=1) + "\n")
     return rows

@@ -80,6 +80,14 @@ def test_seeds_are_tabulated_and_finished_cells_are_not_trained_again(tmp_path):
     assert_refused(run("synthetic", *flags, "--seeds=3,4", "--weight_lr=0.3"), "weight_lr")
 
 
+def test_a_run_that_diverges_in_its_last_step_is_judged_all_the_same(tmp_path):
+    more = ["--train_steps=1", "--optimizer=sgd", "--learning_rate=1e30", "--model=mlp"]
+    rows = ["--rows=per_example", "--seeds=7", f"--model_dir={tmp_path}"]
+    succeeded(run("compare", *TINY, *more, *rows))
+    (judged,) = json.loads((tmp_path / "seed-7/per_example/eval/weights.json").read_text())
+    assert judged["auroc_wrong_by_confidence"] is None and judged["wrong"] > 0.5
+
+
 def test_mismatched_classes_end_in_an_auroc_of_strangers(tmp_path):
     result = succeeded(
         run(
