@@ -67,7 +67,7 @@ _log = logging.getLogger("ssl_influence")
 
 def main() -> None:
     config = shared_flags.to_config()
-    output = pathlib.Path(_OUTPUT.value).expanduser()
+    output = shared_flags.output_file(_OUTPUT)
     if output.exists():
         raise config_lib.ConfigError(
             f"--output={output} is there already: remove it, or name a new file."

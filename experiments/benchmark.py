@@ -13,7 +13,6 @@ at the default batch sizes takes about ten minutes on two cores.
 import importlib
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -70,7 +69,7 @@ def main() -> None:
     if _CASE.value is not None:
         _measure(suite, _CASE.value, config)
         return
-    path = pathlib.Path(_JSON.value).expanduser() if _JSON.value else None
+    path = shared_flags.output_file(_JSON)
     if path is not None and not path.parent.is_dir():
         raise config_lib.ConfigError(f"--json={path}: make the folder {path.parent} first.")
     rows, environment = {}, {}

@@ -61,15 +61,18 @@ def train(
 
     Raises:
       StoppedError: a process was told to stop by others.
-      ConfigError: `logs` cannot be made, or lies in a bucket.
+      ConfigError: `logs` cannot be made or written, or lies in a bucket.
       KeyboardInterrupt: on SIGTERM and SIGINT.
     """
     if not files.is_local(logs):
         raise config_lib.ConfigError(
             f"{logs} lies in a bucket, where processes cannot log to: name a local directory."
         )
+    paths = [logs / f"job-{number}.log" for number in range(1, min(jobs, len(cells)) + 1)]
     try:
         logs.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            path.open("ab").close()
     except OSError as error:
         raise config_lib.ConfigError(
             f"{logs} cannot be written ({error.strerror}): name another directory."
@@ -86,8 +89,8 @@ def train(
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for number in range(1, min(jobs, len(cells)) + 1):
-            start(logs / f"job-{number}.log")
+        for path in paths:
+            start(path)
         while workers:
             for connection in connections.wait(list(workers)):
                 worker = workers[connection]

@@ -1,6 +1,7 @@
 """Runs a binary's main, with one clear line for whatever a user can mend."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -32,10 +33,15 @@ def run(main: Callable[[], int | None]) -> None:
         for stream in (sys.stdout, sys.stderr):  # names of files need not be text
             stream.reconfigure(errors="backslashreplace")
         try:
-            sys.exit(main())
+            code = main()
+            sys.stdout.flush()
+            sys.exit(code)
         except config_lib.UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             sys.exit(STOPPED if error.goes_on else 1)
+        except BrokenPipeError:  # what reads the output, such as head, has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         except KeyboardInterrupt:
             message = "error: interrupted; the same command goes on from the newest checkpoint."
             print(message, file=sys.stderr, flush=True)

@@ -158,20 +158,38 @@ def finished(cell: Cell) -> dict | None:
         shared_flags.check_resumable(path.with_name("flags.txt"), cell.config)
     except config_lib.ConfigError:  # results of a run that was there before
         return None
-    result = json.loads(path.read_text())
-    return result if result["step"] == cell.config.train.train_steps else None
+    read = read_result(path.parent)
+    return read[0] if read and read[0].get("step") == cell.config.train.train_steps else None
+
+
+def read_result(folder: files.AnyPath) -> tuple[dict, dict] | None:
+    """result.json and summary.json in the folder eval of a cell that has ended.
+
+    None where one is missing or damaged: a cell that is evaluated again has no summary meanwhile,
+    and a damaged one has to be.
+    """
+    found = []
+    for name in ("result.json", "summary.json"):
+        try:
+            found.append(json.loads((folder / name).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError):
+            return None
+    return tuple(found) if all(read and isinstance(read, dict) for read in found) else None
 
 
 def parse_seeds(parts: list[str]) -> list[int]:
     """["1-3", "7"] -> [1, 2, 3, 7]."""
     seeds = []
     for part in parts:
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", part.strip())
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise config_lib.ConfigError(
                 f"seeds={','.join(parts)}: {part!r} is neither a seed nor a range such as 1-5."
             )
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+        found = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(found) > 10_000:
+            raise config_lib.ConfigError(f"seeds={part.strip()} are {len(found):,}: name less.")
+        seeds += found
     if len(set(seeds)) < len(seeds):
         raise config_lib.ConfigError(f"seeds={','.join(parts)} names a seed twice.")
     return seeds

@@ -791,18 +791,30 @@ def differences(
     new: config_lib.Config,
     free: Collection[tuple[str, str]] = (),
 ) -> list[str]:
-    """The settings that change a run and differ, with both values; `free` ones aside.
+    """The settings that change a run and differ, with both values; `free` ones aside."""
+    return [
+        f"--{name}={value(old, name)} there, {value(new, name)} now"
+        for name in differing(old, new, free)
+    ]
+
+
+def differing(
+    old: config_lib.Config,
+    new: config_lib.Config,
+    free: Collection[tuple[str, str]] = (),
+) -> list[str]:
+    """The flags of the settings that change a run and differ; `free` ones aside.
 
     Of the dataset only the ending counts: the manifest says whether the data are the same.
     """
-    changed = []
+    found = []
     for name, concern, field, _ in _TABLE:
         before, after = value(old, name), value(new, name)
-        if name == "dataset" and names.ending(before) == names.ending(after):
-            continue
+        if name == "dataset":
+            before, after = names.ending(before), names.ending(after)
         if before != after and (concern, field) not in {*_FREE_ON_RESUME, *free}:
-            changed.append(f"--{name}={before} there, {after} now")
-    return changed
+            found.append(name)
+    return found
 
 
 def settings_of_run(config: config_lib.Config) -> str:
@@ -898,6 +910,24 @@ def model_dir(flag_values=flags.FLAGS) -> files.AnyPath:
             f"--model_dir={text} cannot be reached ({error.strerror}): name a directory, or a "
             "bucket that you have access to."
         ) from error
+    return path
+
+
+def output_file(flag: flags.FlagHolder) -> pathlib.Path | None:
+    """The file that a flag names, with a leading ~ expanded; None where it names none.
+
+    Raises:
+      ConfigError: it is a folder, or lies in a bucket.
+    """
+    if not flag.value:
+        return None
+    path = files.path(flag.value).expanduser()
+    if files.has_scheme(flag.value):
+        raise config_lib.ConfigError(
+            f"--{flag.name}={flag.value} lies in a bucket: name a local file, and copy it there."
+        )
+    if path.is_dir():
+        raise config_lib.ConfigError(f"--{flag.name}={path} is a folder: name a file.")
     return path
 
 

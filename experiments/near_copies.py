@@ -12,7 +12,7 @@ pool, takes them for strangers: nothing trains on that, and sweeps and reports t
 weights find them.
 """
 
-import pathlib
+import math
 
 import numpy as np
 from absl import flags
@@ -31,11 +31,13 @@ _OUTPUT = flags.DEFINE_string("output", None, "File to write, .npz.", required=T
 
 def main() -> None:
     config = shared_flags.to_config()
-    output = pathlib.Path(_OUTPUT.value).expanduser()
+    output = shared_flags.output_file(_OUTPUT)
     if output.suffix != ".npz":
         raise config_lib.ConfigError(f"--output={output}: name a file that ends in .npz.")
+    if not math.isfinite(_NOISE.value):
+        raise config_lib.ConfigError(f"--noise={_NOISE.value}: name a number of gray levels.")
     from experiments import launch
-    from ssl_influence.data import duplicates
+    from ssl_influence.data import duplicates, rows
 
     source, *_ = launch.load_data(config)
     if not source.is_image:
@@ -48,7 +50,13 @@ def main() -> None:
         )
     random = np.random.default_rng(config.train.seed)
     ids = random.permutation(len(source.labels))[: min(_ORIGINALS.value, _COUNT.value)]
-    copies = duplicates.near_copies(source.inputs[ids], _COUNT.value, _NOISE.value, random)
+    originals = rows.take(source.inputs, ids)
+    try:
+        copies = duplicates.near_copies(originals, _COUNT.value, _NOISE.value, random)
+    except MemoryError as error:
+        raise config_lib.ConfigError(
+            f"--count={_COUNT.value}: so many do not fit into memory: name less."
+        ) from error
     try:
         with files.replacing(output) as temporary, temporary.open("wb") as file:
             np.savez_compressed(

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 from absl import flags
 
-from experiments import command, trained
+from experiments import command, flags as shared_flags, trained
 from ssl_influence import config as config_lib, files, serving
 
 trained.define_flags()
@@ -64,9 +64,7 @@ flags.register_validator("output", lambda path: path != "", "name a file, or lea
 
 
 def main() -> None:
-    output = pathlib.Path(_OUTPUT.value).expanduser() if _OUTPUT.value else None
-    if output is not None and output.is_dir():
-        raise config_lib.ConfigError(f"--output={output} is a folder: name a file.")
+    output = shared_flags.output_file(_OUTPUT)
     if not _INPUTS.value and not _TEXT.value:
         raise config_lib.ConfigError("Name what to predict for: --inputs, or --text for a text.")
     classifier, config = trained.load()

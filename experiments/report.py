@@ -72,14 +72,16 @@ def main() -> None:
     if of_sweep:
         _report_sweep(model_dir)
         return
-    html, suspects_csv = (_output(flag) for flag in (_HTML, _SUSPECTS_CSV))
+    html, suspects_csv = (shared_flags.output_file(flag) for flag in (_HTML, _SUSPECTS_CSV))
     if html is None:
         raise config_lib.ConfigError("Name the page to write: --html=FILE.")
+    if suspects_csv is not None and html.resolve() == suspects_csv.resolve():
+        raise config_lib.ConfigError(f"--suspects_csv={html} is the page itself: name another.")
     _write_page(model_dir, html, suspects_csv)
 
 
 def _report_sweep(model_dir: files.AnyPath) -> None:
-    figure = _output(_FIGURE)
+    figure = shared_flags.output_file(_FIGURE)
     if figure is not None and figure.suffix.lower() not in (".png", ".pdf"):
         raise config_lib.ConfigError(f"--figure={figure}: name a file that ends in .png or .pdf.")
     asked = {"split": _SPLIT.value, "statistic": _STATISTIC.value}
@@ -94,6 +96,7 @@ def _report_sweep(model_dir: files.AnyPath) -> None:
             raise config_lib.ConfigError(
                 f"--figure={figure} cannot be written ({error.strerror}): name another file."
             ) from error
+        print(f"\nwrote {figure}")
 
 
 def _write_page(
@@ -122,20 +125,6 @@ def _write_page(
     for path in (html, suspects_csv):
         if path is not None:
             print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
-
-
-def _output(flag: flags.FlagHolder) -> pathlib.Path | None:
-    """The file that a flag names.
-
-    Raises:
-      ConfigError: it is a folder.
-    """
-    if flag.value is None:
-        return None
-    path = pathlib.Path(flag.value).expanduser()
-    if path.is_dir():
-        raise config_lib.ConfigError(f"--{flag.name}={path} is a folder: name a file.")
-    return path
 
 
 if __name__ == "__main__":

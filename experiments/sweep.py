@@ -33,6 +33,7 @@ from ssl_influence.reporting import studies
 
 shared_flags.define_model_dir()
 flags.DEFINE_string("sweep", None, "The sweep file.", required=True)
+flags.register_validator("sweep", lambda path: path != "", "name a file")
 flags.DEFINE_list("seeds", [], "Seeds, as 1-3 or 1,2,7, instead of the file's.")
 flags.DEFINE_multi_string(
     "only", [], "Labels of an axis that are trained, as method=uda,fixmatch (default: all)."

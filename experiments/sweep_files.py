@@ -33,7 +33,9 @@ the label of that axis, as in "experiments/flagfiles/digits/{method}.flags".
 """
 
 import dataclasses
+import itertools
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,6 +46,8 @@ from ssl_influence.data import sources
 from ssl_influence.reporting import studies
 
 Flags = Mapping[str, Any]
+
+_log = logging.getLogger("ssl_influence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ def read(path: files.AnyPath) -> Sweep:
         contents = json.loads(text, object_pairs_hook=_without_repeats)
     except OSError as error:
         raise config_lib.ConfigError(f"{path} cannot be read ({error.strerror}).") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise config_lib.ConfigError(f"{path} is no JSON: {error}.") from error
     try:
         return _parse(contents, text)
@@ -115,6 +119,10 @@ def _parse(contents: Any, text: str) -> Sweep:
         )
     for key in ("title", "axes"):
         config_lib.require(bool(contents.get(key)), f"{key} is missing.")
+    config_lib.require(
+        contents["title"].isprintable(), f"title={json.dumps(contents['title'])} is to be a line."
+    )
+    _check_flags("flags", contents.get("flags", {}))
     choices = {axis: _choices(axis, given) for axis, given in contents["axes"].items()}
     figure = contents.get("figure", {})
     named = (*contents.get("columns", ()), *(figure[key] for key in ("kind", "x") if key in figure))
@@ -163,9 +171,25 @@ def _choices(axis: str, given: Any) -> dict[str, Flags]:
             "and . _ + - alone.",
         )
         config_lib.require(
+            len(label) <= 200 and re.fullmatch(r"sweep\.json|job-[0-9]+\.log", label) is None,
+            f"axes: {axis!r} has the label {label!r}, which is too long for a folder, or the name "
+            "of a file of the sweep's own.",
+        )
+        config_lib.require(
             isinstance(flags, dict), f"axes: {label!r} of {axis!r} needs an object of flags."
         )
+        _check_flags(f"axes: {label!r} of {axis!r}", flags)
     return choices
+
+
+def _check_flags(key: str, flags: Flags) -> None:
+    for name, value in flags.items():
+        config_lib.require(name != "seed", f"{key}: seeds have a key of their own, seeds.")
+        for one in value if isinstance(value, list) else [value]:
+            config_lib.require(
+                isinstance(one, str | int | float),
+                f"{key}: {name}={json.dumps(value)} is no value of a flag.",
+            )
 
 
 def _as_skip(one: Any) -> dict[str, tuple[str, ...]]:
@@ -227,12 +251,10 @@ def _with_seed(config: config_lib.Config, seed: int) -> config_lib.Config:
 
 
 def _arguments(flags: Flags) -> list[str]:
-    """{"depth": 10, "flip": False} -> ["--depth=10", "--noflip"]."""
+    """{"depth": 10, "flip": False} -> ["--depth=10", "--flip=false"]."""
     found = []
     for name, value in flags.items():
-        if isinstance(value, bool):
-            found.append(f"--{name}" if value else f"--no{name}")
-        elif name == "flagfile" and isinstance(value, list):
+        if name == "flagfile" and isinstance(value, list):
             found += [f"--flagfile={path}" for path in value]
         elif isinstance(value, list):
             found.append(f"--{name}={','.join(map(_text, value))}")
@@ -277,32 +299,51 @@ def results(sweep: Sweep, model_dir: files.AnyPath) -> dict[studies.Labels, dict
       Combination -> seed -> {"summary": eval/summary.json, and what eval/result.json holds}.
 
     Raises:
-      ConfigError: cells of a combination differ in more than their seeds, or in their length.
+      ConfigError: cells differ in more than what the sweep's file says.
     """
-    found = {}
+    found, folders = {}, {}
     for labels, by_seed in paths(sweep, model_dir, "eval/result.json").items():
-        ended = {}
         for seed, path in by_seed.items():
-            summary = path.with_name("summary.json")
-            if summary.exists():  # results that are being replaced have none
-                ended[seed] = json.loads(path.read_text())
-                ended[seed]["summary"] = json.loads(summary.read_text())
-        _check_alike({seed: by_seed[seed].parents[1] for seed in ended})
-        if ended:
-            found[labels] = ended
+            read = comparison.read_result(path.parent)
+            if read is not None:
+                result, summary = read
+                found.setdefault(labels, {})[seed] = {**result, "summary": summary}
+                folders[path.parents[1]] = labels
+    _check_alike(sweep, model_dir, folders)
     return found
 
 
-def _check_alike(folders: Mapping[int, files.AnyPath]) -> None:
-    first = None
-    for folder in folders.values():
-        config = _with_seed(shared_flags.read_flagfile(folder / "flags.txt"), 0)
-        first = first or (folder, config)
-        changed = shared_flags.differences(first[1], config)
-        if changed:
+def _check_alike(
+    sweep: Sweep, model_dir: files.AnyPath, folders: Mapping[files.AnyPath, studies.Labels]
+) -> None:
+    """Raises ConfigError where cells, by their folder, do not differ as the file says.
+
+    Settings in which any cell departs from the file, as --setting has it, are to be the same in
+    all.
+    """
+    configs = {
+        folder: _with_seed(shared_flags.read_flagfile(folder / "flags.txt"), 0)
+        for folder in folders
+    }
+    expected = {}
+    try:
+        for cell in cells(sweep, model_dir, seeds=[0]):
+            expected[tuple(label for _, label in cell.labels)] = cell.config
+    except config_lib.ConfigError as error:
+        _log.warning(
+            "Cells are compared with others of their row, and not with the file: %s", error
+        )
+    departures = set()
+    for folder, config in configs.items():
+        planned = expected.setdefault(folders[folder], config)
+        departures.update(shared_flags.differing(planned, config))
+    first = next(iter(configs), None)
+    for flag, (folder, config) in itertools.product(sorted(departures), configs.items()):
+        values = [shared_flags.value(each, flag) for each in (configs[first], config)]
+        if values[0] != values[1]:
             raise config_lib.ConfigError(
-                f"{first[0]} and {folder} are of one row, but trained with other settings "
-                f"({'; '.join(changed)}): move one away, or train it anew elsewhere."
+                f"{first} was trained with --{flag}={values[0]} and {folder} with {values[1]}, and "
+                "the sweep's file does not say so: move one away, or train it anew elsewhere."
             )
 
 

@@ -43,7 +43,10 @@ def tabulate(model_dir: files.AnyPath, layout: str, asked: Mapping[str, str]) ->
     parts += [note for note in [_short_of_checkpoints(study, cells)] if note]
     marks = studies.measures(study, results)
     if marks is not None:
-        parts += ["How well low weights mark examples (0.5 says nothing; of how many seeds):"]
+        parts += [
+            "How well low weights, and low confidences, mark examples (0.5 says nothing; of how "
+            "many seeds):"
+        ]
         parts += [studies.render(*marks, layout)]
     return "\n\n".join(parts)
 

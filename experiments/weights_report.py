@@ -1,5 +1,6 @@
 """Gathers what the HTML report on a run's weights is about."""
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -42,24 +43,26 @@ def write(
       CheckpointError: the checkpoint cannot be read.
       OSError: a file cannot be written.
     """
-    with files.replacing(output) as temporary:
-        temporary.touch()  # fails now rather than after minutes of predicting
+    with contextlib.ExitStack() as written:
+        places = {}
+        for path in filter(None, (output, suspects_csv)):
+            places[path] = written.enter_context(files.replacing(path))
+            places[path].touch()  # fails now rather than after minutes of predicting
         contents = gather(model_dir, config, step, weights)
         if suspects_csv is not None:
-            _write_suspects(contents, suspects_csv)
-        temporary.write_text(page.render(contents, max_examples), encoding="utf-8")
+            # Names of files need not be UTF-8: their bytes stay what they are.
+            table = _suspects(contents, suspects_csv).encode("utf-8", "surrogateescape")
+            places[suspects_csv].write_bytes(table)
+        places[output].write_text(page.render(contents, max_examples), encoding="utf-8")
 
 
-def _write_suspects(contents: contents_lib.Contents, path: pathlib.Path) -> None:
+def _suspects(contents: contents_lib.Contents, path: pathlib.Path) -> str:
     if not contents.learned:
         raise config_lib.ConfigError(
             f"--suspects_csv={path}: suspects are found by example weights that moved, and "
             f"{contents.name} has none: leave the flag out."
         )
-    table = suspects.to_csv(contents, suspects.rank(contents))
-    with files.replacing(path) as temporary:
-        # Names of files need not be UTF-8: their bytes stay what they are.
-        temporary.write_bytes(table.encode("utf-8", "surrogateescape"))
+    return suspects.to_csv(contents, suspects.rank(contents))
 
 
 def gather(

@@ -87,5 +87,9 @@ def replacing(place: str | os.PathLike) -> Iterator[AnyPath]:
         try:
             yield temporary
             temporary.replace(final)
+        except OSError as error:
+            if error.filename == str(temporary):
+                error.filename = str(final)
+            raise
         finally:
             temporary.unlink(missing_ok=True)

@@ -168,10 +168,10 @@ class Study:
         return f"{self.split} error of the {weights}, %, {of}"
 
 
-def _is_number(text: str) -> bool:
+def _is_number(value: Any) -> bool:
     try:
-        return math.isfinite(float(text))
-    except ValueError:
+        return not isinstance(value, bool) and math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -185,7 +185,8 @@ def _leaves(paper: Mapping[str, Any], above: Labels = ()) -> dict[Labels, Mappin
         if "mean" in value:
             numbers = (value["mean"], value.get("std", 0))
             config.require(
-                all(isinstance(x, int | float) for x in numbers) and set(value) <= {"mean", "std"},
+                all(isinstance(x, int | float) and _is_number(x) for x in numbers)
+                and set(value) <= {"mean", "std"},
                 f"paper: {label!r} is to have numbers, mean and perhaps std.",
             )
             found[(*above, label)] = value
@@ -323,8 +324,14 @@ def _latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _latex_cell(cell: str) -> str:
-    escaped = re.sub(r"([%&#_$])", r"\\\1", cell)
-    return re.sub(r"([+-]?[\d.]+) \+- ([\d.]+)", r"$\1 \\pm \2$", escaped)
+    special = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "|": r"\textbar{}"}
+    special.update({character: f"\\{character}" for character in "%&#_${}"})
+    escaped = "".join(special.get(character, character) for character in cell)
+    return re.sub(
+        r"([+-]?[\d.]+) \+- ([\d.]+)|^[+-][\d.]+$",
+        lambda found: f"${found[0].replace('+-', chr(92) + 'pm')}$",
+        escaped,
+    )
 
 
 def tidy(study: Study, results: Results) -> tuple[list[str], list[list[str]]]:

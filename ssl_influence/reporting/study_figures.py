@@ -1,6 +1,7 @@
 """Figures of studies: error over the steps of a run, over an axis, or seed by seed."""
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,9 @@ DASHES = ("-", "--", ":", "-.")
 # Combination -> seed -> the rows of its metrics.jsonl.
 Metrics = Mapping[studies.Labels, Mapping[int, Sequence[Mapping[str, float]]]]
 
-# What cells measure -> how it is drawn: its name, its color, and whether its dots are full.
+_MARKERS = "osD^v"
+
+# What cells measure -> how it is drawn: its name, its color, and whether its markers are full.
 _MARKS = {
     "auroc_wrong": ("wrong pseudo-labels by low weight", COLORS[3], True),
     "auroc_wrong_by_confidence": ("wrong pseudo-labels by low confidence", COLORS[3], False),
@@ -88,9 +91,10 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
     """Error of each seed, a dot, and their mean, a stroke: a group for each row of the table, in
     its order from the top, and a color for each column.
 
-    With "measures" in study.figure, a panel beside it has the AUROCs at the end of the row's cells:
-    how well a low weight (full dots) and a low confidence (hollow ones) mark wrong pseudo-labels
-    and strangers. The axis of errors need not begin at 0. None where there is no result.
+    With "measures" in study.figure, a panel beside it has the AUROCs of these cells at the end: how
+    well a low weight, and a low confidence, mark wrong pseudo-labels and strangers. Where several
+    columns have some, their markers differ. The axis of errors need not begin at 0. None where
+    there is no result.
     """
     errors = {
         labels: [study.error(cell) for cell in by_seed.values()]
@@ -106,23 +110,27 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
     columns = [c for c in columns if any(study.combination(row, c) in errors for row in rows)]
     if not rows:
         return None
-    marks = _marks(study, results, rows) if study.figure.get("measures") else {}
+    marks = _marks(study, results, rows, columns) if study.figure.get("measures") else []
     height = 1.2 + 0.16 * len(rows) * (max(len(columns), len(marks)) + 1)
     figure, axes = _new(2 if marks else 1, height)
     of_columns = _titles(study, columns, study.columns)
     for number, column in enumerate(columns):
         values = [errors.get(study.combination(row, column), []) for row in rows]
-        shift = (number - (len(columns) - 1) / 2) / (len(columns) + 1)
         label = of_columns[column] if len(columns) > 1 else None
-        _dots(axes[0], shift, values, label, COLORS[number % len(COLORS)])
+        marker = _MARKERS[number // len(COLORS) % len(_MARKERS)]
+        shift = _shift(number, len(columns))
+        _dots(axes[0], shift, values, label, COLORS[number % len(COLORS)], marker)
     of_rows = _titles(study, rows, study.rows)
     axes[0].set_yticks(range(len(rows)), [of_rows[row] for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     _finish(axes[0], study.title, study.what(), "", "outside lower left")
     if marks:
-        for number, (name, values) in enumerate(marks.items()):
-            shift = (number - (len(marks) - 1) / 2) / (len(marks) + 1)
-            _dots(axes[1], shift, values, *_MARKS[name])
+        of = list(dict.fromkeys(column for _, column, _ in marks))
+        for number, (name, column, values) in enumerate(marks):
+            label, color, full = _MARKS[name]
+            label += f", {of_columns[column]}" if len(of) > 1 else ""
+            marker = _MARKERS[of.index(column) % len(_MARKERS)]
+            _dots(axes[1], _shift(number, len(marks)), values, label, color, marker, full)
         axes[1].axvline(0.5, color="gray", linestyle=":", linewidth=1)
         title = "Telling wrong pseudo-labels and strangers"
         _finish(axes[1], title, "AUROC at the end; 0.5 says nothing", "", "outside lower right")
@@ -132,17 +140,24 @@ def dots(study: studies.Study, results: studies.Results) -> Figure | None:
 
 
 def _marks(
-    study: studies.Study, results: studies.Results, rows: Sequence[studies.Labels]
-) -> dict[str, list[list[float]]]:
-    """A name of _MARKS -> for each row of the table the numbers of its cells, if there are any."""
-    places = [list(study.axes).index(axis) for axis in study.rows]
-    found = {name: [[] for _ in rows] for name in _MARKS}
-    for labels, by_seed in results.items():
-        row = rows.index(tuple(labels[place] for place in places))
-        for name, cell in itertools.product(_MARKS, by_seed.values()):
-            if cell.get(name) is not None:
-                found[name][row].append(cell[name])
-    return {name: values for name, values in found.items() if any(values)}
+    study: studies.Study,
+    results: studies.Results,
+    rows: Sequence[studies.Labels],
+    columns: Sequence[studies.Labels],
+) -> list[tuple[str, studies.Labels, list[list[float]]]]:
+    """(name of _MARKS, column, numbers of each row's cells there), where there are any."""
+    found = []
+    for name, column in itertools.product(_MARKS, columns):
+        of_rows = [results.get(study.combination(row, column), {}).values() for row in rows]
+        values = [[c[name] for c in cells if c.get(name) is not None] for cells in of_rows]
+        if any(values):
+            found.append((name, column, values))
+    return found
+
+
+def _shift(number: int, of: int) -> float:
+    """How far below the middle of a group one of its lines is."""
+    return (number - (of - 1) / 2) / (of + 1)
 
 
 def _dots(
@@ -151,14 +166,15 @@ def _dots(
     values: Sequence[Sequence[float]],
     label: str | None,
     color: str,
+    marker: str,
     full: bool = True,
 ) -> None:
-    """Dots of the values of each group, which are at 0, 1, ..., and a stroke at their mean."""
+    """Markers of the values of each group, which are at 0, 1, ..., and a stroke at their mean."""
     seeds = [(value, place + shift) for place, group in enumerate(values) for value in group]
     means = [(np.mean(group), place + shift) for place, group in enumerate(values) if group]
     looks = {"alpha": 0.4, "mew": 0} if full else {"alpha": 0.6, "mfc": "none"}
-    axis.plot(*zip(*seeds, strict=True), "o", color=color, markersize=5, label=label, **looks)
-    axis.plot(*zip(*means, strict=True), "|", color=color, markersize=11, mew=2.5)
+    axis.plot(*zip(*seeds, strict=True), marker, color=color, ms=5, label=label, **looks)
+    axis.plot(*zip(*means, strict=True), "|", color=color, ms=11, mew=2.5)
 
 
 def _new(panels: int = 1, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
@@ -204,10 +220,19 @@ def _titles(
 
 def _finish(axis: Axes, title: str, x: str, y: str, legend: str = "best") -> None:
     """Names of the axes, a title, and a legend where matplotlib knows the place by that name."""
-    axis.set(xlabel=x, ylabel=y, title=title)
+    axis.set(xlabel=_lines(x), ylabel=_lines(y), title=_lines(title))
     axis.title.set_fontsize(10)
+    for text in (axis.title, axis.xaxis.label):
+        text.set_parse_math(False)  # they may hold dollars
     handles, labels = axis.get_legend_handles_labels()
-    outside = legend.startswith("outside")
     if labels:
-        owner, columns = (axis.figure, 2 if len(labels) == 4 else 3) if outside else (axis, 1)
+        outside = legend.startswith("outside")
+        # As many beside one another as a panel is wide.
+        columns = max(1, min(3, 100 // (8 + max(map(len, labels))))) if outside else 1
+        owner = axis.figure if outside else axis
         owner.legend(handles, labels, loc=legend, ncols=columns, frameon=False, fontsize=8)
+
+
+def _lines(text: str) -> str:
+    """Broken so that it fits along a side of a panel."""
+    return textwrap.fill(text, 52)

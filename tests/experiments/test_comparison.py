@@ -182,6 +182,7 @@ def test_a_cell_whose_data_are_named_anew_is_not_taken_for_finished(tmp_path):
         path.write_text(shared_flags.to_flagfile(config, "x"))
     result = {"step": config.train.train_steps}
     (tmp_path / "eval/result.json").write_text(json.dumps(result))
+    (tmp_path / "eval/summary.json").write_text('{"test": {}}')
 
     def finished(**data):
         cell = comparison.Cell("fixed", 1, config.replace(data=data), tmp_path)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_influence import config as config_lib
 from ssl_influence.data import duplicates, sources, splits
@@ -54,6 +55,22 @@ def test_a_pool_takes_the_file_s_examples_for_strangers(tmp_path):
     )
 
 
+def test_pictures_that_are_read_as_needed_are_copied_too(tmp_path):
+    random = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(4):
+            picture = Image.fromarray(random.integers(256, size=(6, 5), dtype=np.uint8))
+            picture.save(tmp_path / "pictures" / name / f"{number}.png")
+    for memory in ("0", "4"):
+        output = f"--output={tmp_path / memory}.npz"
+        flags = [f"--dataset=folder:{tmp_path / 'pictures'}.1@2-2", f"--max_memory_gb={memory}"]
+        succeeded(run("near_copies", *flags, "--count=7", "--originals=3", output))
+    read, held = (np.load(tmp_path / f"{m}.npz")["unlabeled_images"] for m in ("0", "4"))
+    assert read.shape == (7, 6, 5, 1)
+    np.testing.assert_array_equal(read, held)
+
+
 @pytest.mark.parametrize(
     ("flag", "part"),
     [
@@ -61,6 +78,9 @@ def test_a_pool_takes_the_file_s_examples_for_strangers(tmp_path):
         ("--output=/dev/null/copies.npz", "cannot be written"),
         ("--dataset=two_moons", "has no images"),
         ("--originals=100000", "originals=100000"),
+        ("--noise=nan", "noise=nan"),
+        ("--count=100000000000000", "count=100000000000000"),
+        ("--output=gs://bucket/copies.npz", "name a local file"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, flag, part):

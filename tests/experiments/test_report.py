@@ -119,6 +119,9 @@ def test_data_that_were_moved_can_be_named_and_other_data_are_refused(copy, tmp_
         (["--html={file}/report.html"], ["cannot be", "name another"]),
         (["--html={empty}"], ["is a folder"]),
         (["--html="], ["name a file"]),
+        (["--html=gs://bucket/report.html"], ["--html=gs://bucket", "name a local file"]),
+        (["--suspects_csv={empty}/../report.html"], ["--suspects_csv", "the page itself"]),
+        (["--suspects_csv={file}/suspects.csv"], ["{file} cannot be", "name another"]),
         (["--checkpoint=15"], ["--checkpoint=15", "10, 20, 30, 40"]),
         (["--max_examples=2"], ["max_examples"]),
     ],
@@ -129,7 +132,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(trained, tmp_path, change
     places = {"empty": tmp_path / "empty", "file": tmp_path / "file"}
     arguments = [f"--model_dir={trained}", f"--html={tmp_path / 'report.html'}"]
     arguments += [argument.format(**places) for argument in changed]
-    assert_refused(run("report", *arguments), *parts)
+    assert_refused(run("report", *arguments), *(part.format(**places) for part in parts))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
     assert not list((tmp_path / "empty").iterdir())
 

@@ -174,7 +174,17 @@ def test_wrong_commands_are_refused_with_one_line(tmp_path, flag, part):
         ({"seeds": "a"}, "neither a seed nor a range"),
         ({"seeds": []}, "name one or more"),
         ({"seeds": 3}, "seeds=3 is of the wrong kind"),
+        ({"seeds": "0-2000000000"}, "name less"),
+        ({"seeds": "7" * 5000}, "neither a seed nor a range"),
         ({"axes": {"seed": [1, 2]}}, "a key of their own"),
+        ({"axes": {"model": {"mlp": {"seed": 5}}}}, "a key of their own"),
+        ({"flags": {"seed": 5}}, "a key of their own"),
+        ({"flags": {"train_steps": None}}, "train_steps=null is no value"),
+        ({"flags": {"train_steps": True}}, "train_steps=true"),
+        ({"axes": {"model": {"job-1.log": {}}}}, "the name of a file of the sweep's own"),
+        ({"axes": {"model": {"m" * 300: {}}}}, "too long"),
+        ({"title": "two\nlines"}, "is to be a line"),
+        ({"figure": {"kind": "lines", "x": ["labels"]}}, "name axes by text"),
         ({"columns": [["labels"]]}, "name axes by text"),
         ({"baseline": {"labels": 25}}, "'25' is not one of"),
         ({"skip": [[]]}, "names no axis"),
@@ -190,7 +200,7 @@ def test_wrong_files_are_refused_with_the_key(tmp_path, changes, part):
         sweep_files.cells(sweep_files.read(path), tmp_path / "swept")
 
 
-@pytest.mark.parametrize("text", ["{", '{"title": "a", "title": "b"}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"title": "a", "title": "b"}', "[]", "[" * 100_000])
 def test_what_is_no_object_is_refused(tmp_path, text):
     path = files.path(tmp_path / "sweep.json")
     path.write_text(text)
@@ -261,5 +271,38 @@ def test_a_report_takes_cells_that_ended_and_refuses_to_mix_settings(tmp_path):
 
     other = planned[1].config.replace(optimizer={"learning_rate": 0.25})
     (planned[1].model_dir / "flags.txt").write_text(shared_flags.to_flagfile(other, "x"))
-    with pytest.raises(config_lib.ConfigError, match="seed-1 and .*seed-2.*learning_rate=0.03"):
+    with pytest.raises(config_lib.ConfigError, match="=0.03 and .*seed-2 with 0.25"):
         sweep_tables.tabulate(tmp_path, "text", {})
+
+
+def test_a_report_refuses_rows_that_differ_in_more_than_the_file_says(tmp_path, caplog):
+    path = files.path(write_sweep(tmp_path, columns=None))
+    swept = sweep_files.read(path)
+    settings = ["learning_rate=0.25", "method=mean_teacher"]
+    for cell in sweep_files.cells(swept, tmp_path, seeds=[1], settings=settings):
+        ended(cell.model_dir, cell.config)
+    assert len(sweep_files.results(swept, tmp_path)) == 3  # --setting of all cells alike
+    (cell,) = sweep_files.cells(swept, tmp_path, seeds=[1], only={"method": ["supervised"]})
+    (cell.model_dir / "flags.txt").write_text(shared_flags.to_flagfile(cell.config, "x"))
+    with pytest.raises(config_lib.ConfigError, match="supervised.*=0.03 and .*mean_teacher.*0.25"):
+        sweep_files.results(swept, tmp_path)
+    (tmp_path / "common.flags").unlink()  # nothing says what rows differ in
+    assert len(sweep_files.results(swept, tmp_path)) == 3
+    assert "common.flags" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", None])
+@pytest.mark.parametrize("name", ["result.json", "summary.json"])
+def test_a_cell_with_damaged_results_has_not_ended(tmp_path, name, damage):
+    swept = sweep_files.read(files.path(write_sweep(tmp_path)))
+    only = {"method": ["mean_teacher"], "labels": ["20"]}
+    (cell,) = sweep_files.cells(swept, tmp_path, only=only, settings=["train_steps=40"])
+    ended(cell.model_dir, cell.config)
+    evaluated = cell.model_dir / "eval"
+    (evaluated / "flags.txt").write_text((cell.model_dir / "flags.txt").read_text())
+    assert comparison.finished(cell) == {"step": 40, "ema": 5.0}
+    (evaluated / name).unlink()
+    if damage is not None:
+        (evaluated / name).write_text(damage)
+    assert comparison.finished(cell) is None
+    assert sweep_files.results(swept, tmp_path) == {}

@@ -109,6 +109,14 @@ def test_measures_are_a_panel_of_the_same_groups():
         "wrong pseudo-labels by low weight",
         "wrong pseudo-labels by low confidence",
     ]
+    results["fixed", "4000"] = {1: cell(4.0, auroc_wrong=0.3)}
+    _, axis = study_figures.dots(study, results).axes
+    of_fixed, _, of_other, *_ = axis.lines
+    assert of_fixed.get_label() == "wrong pseudo-labels by low weight, fixed"
+    np.testing.assert_allclose(of_fixed.get_xdata(), [0.3])
+    np.testing.assert_allclose(of_other.get_xdata(), [0.6, 0.8])
+    assert of_fixed.get_marker() != of_other.get_marker()
+    del results["fixed", "4000"]
     of_none = {labels: results[labels] for labels in results if labels[0] == "fixed"}
     assert len(study_figures.dots(study, of_none).axes) == 1
 
@@ -119,6 +127,22 @@ def test_figures_are_written_by_their_ending(tmp_path):
     figures.save(figure, tmp_path / "figure.pdf")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("title", [r"a cost of $5 \over $6", "One that is much longer " * 4])
+def test_names_are_as_they_are_and_fit(tmp_path, title):
+    study = dataclasses.replace(STUDY, title=title, split="validation", statistic="best")
+    numbers = {"best": {"error": 1.0}}
+    results = {("fixed", "250"): {1: {"summary": {"validation": {"ema": numbers}}}}}
+    figure = study_figures.lines(study, results)
+    figures.save(figure, tmp_path / "figure.png")
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    assert axis.get_title().replace("\n", " ") == title.strip()
+    width, height = figure.canvas.get_width_height()
+    for text in (axis.title, axis.xaxis.label, axis.yaxis.label):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
 
 
 def test_many_lines_have_different_looks():
