@@ -235,4 +235,4 @@ def _finish(axis: Axes, title: str, x: str, y: str, legend: str = "best") -> Non
 
 def _lines(text: str) -> str:
     """Broken so that it fits along a side of a panel."""
-    return textwrap.fill(text, 52)
+    return textwrap.fill(text, 52, break_on_hyphens=False)
