@@ -186,7 +186,7 @@ def test_the_history_of_a_weight_comes_back_within_a_level():
     np.testing.assert_allclose(back[1], 0, atol=1e-3)
 
 
-def test_suspects_are_low_weights_with_enough_updates_and_ties_go_to_the_unsure():
+def test_suspects_are_low_weights_with_enough_updates_the_unsure_first():
     run = made_up(6)
     weight = np.array([0.5, 0.2, 0.5, 0.1, 1.0, 1.4])
     updates = np.array([8, 8, 8, 1, 8, 8])
@@ -197,7 +197,9 @@ def test_suspects_are_low_weights_with_enough_updates_and_ties_go_to_the_unsure(
         predictions=dataclasses.replace(run.predictions, confidence=confidence),
     )
     assert suspects.least_updates(updates) == 4
-    assert suspects.rank(run).tolist() == [1, 2, 0]
+    assert suspects.rank(run).tolist() == [2, 1, 0]
+    by_weight = dataclasses.replace(run, predictions=None)
+    assert suspects.rank(by_weight).tolist() == [1, 0, 2]
 
 
 def test_the_table_of_suspects_reads_back_as_the_same_numbers():

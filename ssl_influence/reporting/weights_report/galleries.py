@@ -243,10 +243,10 @@ def suspects_section(contents: Contents, ranked: np.ndarray) -> list[Child]:
     least = suspects.least_updates(weights.updates)
     rule = (
         f"Examples whose weight is below {number(weights.initial)} (--weight_init) after {least} "
-        "or more updates (half the median of the weights that moved), the lowest weight first and "
-        "at most a tenth of all; of equal weights the one that the model is less confident about "
-        "comes first. Wrong labels are found better among pseudo-labels that differ from the "
-        "label, and pictures of something else among those of low confidence."
+        "or more updates (half the median of the weights that moved), the one that the model is "
+        "least confident about first and at most a tenth of all. Wrong labels are found better "
+        "among pseudo-labels that differ from the label; of examples of no class the model may be "
+        "sure: to find those, sort by weight."
     )
     if not len(ranked):
         return [*prose.paragraphs(rule), prose.missing("There is none.")]

@@ -23,10 +23,13 @@ def least_updates(updates: np.ndarray) -> int:
 def rank(contents: contents_lib.Contents) -> np.ndarray:
     """Suspects, the most suspicious one first, as places in the arrays of `contents`, int64 [k].
 
-    They are the examples whose weight lies below its start after `least_updates`, by ascending
-    weight, at most a tenth of all (or LEAST, if that is more); of equal weights the one that the
-    model is less confident about comes first, and then the one with the smaller id. There is none
-    where no weights were learned.
+    They are the examples whose weight lies below its start after `least_updates`, the one that the
+    model is least confident about first, at most a tenth of all (or LEAST, if that is more); where
+    nothing is predicted, and where it is equally confident, the lower weight comes first, and then
+    the smaller id. There is none where no weights were learned.
+
+    That order finds more wrong pseudo-labels and strangers than one by weight, see the studies of
+    spoiled pools in BUILD_NOTES.md.
     """
     weights, predictions = contents.weights, contents.predictions
     if not contents.learned:
@@ -35,7 +38,7 @@ def rank(contents: contents_lib.Contents) -> np.ndarray:
     low = weights.weight < float(np.float32(weights.initial))
     found = np.flatnonzero(low & (weights.updates >= least_updates(weights.updates)))
     confidence = np.zeros(len(found)) if predictions is None else predictions.confidence[found]
-    ranked = found[np.lexsort((weights.example_id[found], confidence, weights.weight[found]))]
+    ranked = found[np.lexsort((weights.example_id[found], weights.weight[found], confidence))]
     return ranked[: max(LEAST, len(weights.weight) // 10)]
 
 
