@@ -136,14 +136,22 @@ def test_a_long_line_is_thinned_and_its_table_says_so():
 
 def test_all_pictures_are_chosen_or_the_ends_and_evenly_between():
     weight = np.random.default_rng(0).permutation(1000).astype(float)
-    np.testing.assert_array_equal(embedding.chosen(weight, 1000), np.argsort(weight))
-    chosen = embedding.chosen(weight, 30)
+    ids = np.arange(1000)
+    np.testing.assert_array_equal(embedding.chosen(weight, ids, 1000), np.argsort(weight))
+    chosen = embedding.chosen(weight, ids, 30)
     assert len(set(chosen.tolist())) == 30
     picked = weight[chosen]
     np.testing.assert_array_equal(picked, np.sort(picked))
     np.testing.assert_array_equal(picked[:10], np.arange(10))
     np.testing.assert_array_equal(picked[-10:], np.arange(990, 1000))
     assert np.ptp(np.diff(picked[10:-10])) <= 2
+
+
+def test_equal_weights_are_mixed_over_the_data_that_a_pool_is_joined_of():
+    ids = np.concatenate([np.arange(1000), np.arange(60_000, 61_000)])
+    chosen = embedding.chosen(np.zeros(2000), embedding.mixed(ids), 300)
+    assert 0.45 < np.mean(chosen[:100] < 1000) < 0.55
+    assert len(set(embedding.mixed(ids).tolist())) == 2000
 
 
 def test_pictures_come_back_from_their_sheets_as_they_were():
@@ -495,7 +503,8 @@ def test_cards_show_what_is_known_of_the_example(shown, run):
     place = int(suspects.rank(run)[0])
     shown.choose("sort", "weight")
     card = shown.one("#cards > .card").text
-    lowest = int(np.lexsort((run.weights.example_id, run.weights.weight))[0])
+    ties = embedding.mixed(run.weights.example_id)
+    lowest = int(np.lexsort((ties, run.weights.weight))[0])
     assert f"#{run.weights.example_id[lowest]}" in card
     assert run.pool.class_names[run.predictions.pseudo_label[lowest]] in card
     assert f"{100 * run.predictions.confidence[lowest]:.1f}%" in card
@@ -520,8 +529,8 @@ def wait_for(condition, seconds=10):
 
 @in_a_browser
 @pytest.mark.parametrize("order", ["weight", "confidence", "updates", "id"])
-def test_sorting_follows_the_numbers_and_ties_the_ids(shown, run, order):
-    ids = run.weights.example_id
+def test_sorting_follows_the_numbers_and_ties_are_mixed(shown, run, order):
+    ids, ties = run.weights.example_id, embedding.mixed(run.weights.example_id)
     key = {
         "weight": run.weights.weight,
         "confidence": run.predictions.confidence,
@@ -529,10 +538,10 @@ def test_sorting_follows_the_numbers_and_ties_the_ids(shown, run, order):
         "id": ids,
     }[order]
     shown.choose("sort", order)
-    assert shown.cards() == ids[np.lexsort((ids, key))][:24].tolist()
+    assert shown.cards() == ids[np.lexsort((ties, key))][:24].tolist()
     if order != "id":
         shown.choose("sort", f"-{order}")
-        assert shown.cards() == ids[np.lexsort((ids, -key.astype(float)))][:24].tolist()
+        assert shown.cards() == ids[np.lexsort((ties, -key.astype(float)))][:24].tolist()
 
 
 @in_a_browser

@@ -32,7 +32,9 @@ def embedded(
     """
     weights, pool, predictions = contents.weights, contents.pool, contents.predictions
     size = len(weights.weight)
-    shown = embedding.chosen(weights.weight, max_examples)
+    # Without weights that moved the script begins in the order of the ids.
+    ties = embedding.mixed(weights.example_id) if contents.learned else weights.example_id
+    shown = embedding.chosen(weights.weight, ties, max_examples)
     slot = np.full(size, -1, np.int64)
     slot[shown] = np.arange(len(shown))
     label = np.where(pool.stranger, embedding.STRANGER, pool.label)
@@ -91,6 +93,8 @@ def examples_section(contents: Contents, notes: Sequence[str]) -> list[Child]:
             "A card shows the input, its id (the row in the training part of the dataset), the "
             "weight with the number of its updates and its way over the saved steps, and the "
             "pseudo-label with the model's confidence in it.",
+            "Examples that are equal in what they are sorted by come in no order that means "
+            "anything.",
             "In the small curve the dashed line is where weights start. All curves have the same "
             "vertical scale.",
         ),

@@ -193,13 +193,14 @@
     list.replaceChildren(...Array.from(places, card));
   };
 
+  // Equal ones are mixed, as many weights lie on a bound: see `embedding.mixed`.
+  const mixed = columns.id.map((id) => Math.imul(id, 0x9e3779b1) >>> 0);
   const sorted = (places, order) => {
     const descending = order.startsWith("-");
     const key = columns[descending ? order.slice(1) : order];
-    const { id } = columns;
     const compare = descending
-      ? (a, b) => key[b] - key[a] || id[a] - id[b]
-      : (a, b) => key[a] - key[b] || id[a] - id[b];
+      ? (a, b) => key[b] - key[a] || mixed[a] - mixed[b]
+      : (a, b) => key[a] - key[b] || mixed[a] - mixed[b];
     return places.sort(compare);
   };
 
