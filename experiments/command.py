@@ -39,8 +39,9 @@ def run(main: Callable[[], int | None]) -> None:
         except config_lib.UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             sys.exit(STOPPED if error.goes_on else 1)
-        except BrokenPipeError:  # what reads the output, such as head, has had enough
+        except BrokenPipeError:  # as of head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print("error: what read the output has closed it.", file=sys.stderr, flush=True)
             sys.exit(1)
         except KeyboardInterrupt:
             message = "error: interrupted; the same command goes on from the newest checkpoint."

@@ -291,6 +291,15 @@ def test_a_report_refuses_rows_that_differ_in_more_than_the_file_says(tmp_path, 
     assert "common.flags" in caplog.text
 
 
+def test_a_reader_that_has_had_enough_is_no_traceback(tmp_path):
+    module, *arguments = sweep(write_sweep(tmp_path), tmp_path / "swept", "--print_commands")
+    process = start("-m", f"experiments.{module}", *arguments, fresh=True)
+    process.stdout.close()
+    message = process.stderr.read()
+    assert message == "error: what read the output has closed it.\n"
+    assert process.wait() == 1
+
+
 @pytest.mark.parametrize("damage", ["", "[]", "{}", None])
 @pytest.mark.parametrize("name", ["result.json", "summary.json"])
 def test_a_cell_with_damaged_results_has_not_ended(tmp_path, name, damage):
