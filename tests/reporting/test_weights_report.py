@@ -147,6 +147,17 @@ def test_all_pictures_are_chosen_or_the_ends_and_evenly_between():
     assert np.ptp(np.diff(picked[10:-10])) <= 2
 
 
+def test_pictures_asked_for_are_among_those_chosen():
+    weight = np.random.default_rng(0).permutation(1000).astype(float)
+    asked = [int(np.flatnonzero(weight == w)[0]) for w in (0, 400, 401, 402)]
+    chosen = embedding.chosen(weight, np.arange(1000), 30, asked)
+    assert len(chosen) == 30 and set(asked) <= set(chosen.tolist())
+    picked = weight[chosen]
+    np.testing.assert_array_equal(picked, np.sort(picked))
+    np.testing.assert_array_equal(picked[[*range(10), *range(-10, 0)]] % 990, [*range(10)] * 2)
+    assert len(embedding.chosen(weight, np.arange(1000), 3, asked)) == 3
+
+
 def test_equal_weights_are_mixed_over_the_data_that_a_pool_is_joined_of():
     ids = np.concatenate([np.arange(1000), np.arange(60_000, 61_000)])
     chosen = embedding.chosen(np.zeros(2000), embedding.mixed(ids), 300)
@@ -496,6 +507,22 @@ def test_a_page_opens_without_complaints_or_requests_and_hostile_names_are_text(
         if name == "cut":
             shown.choose("sort", "id")
             assert "not in this page" in shown.text("cards")
+
+
+@in_a_browser
+def test_the_strips_are_of_both_ends_and_of_the_least_confident(shown, run):
+    ties = embedding.mixed(run.weights.example_id)
+    keys = {
+        "lowest": run.weights.weight,
+        "highest": -run.weights.weight,
+        "unsure": run.predictions.confidence,
+    }
+    for name, key in keys.items():
+        expected = run.weights.example_id[np.lexsort((ties, key))][:12]
+        found = shown.run(
+            f"return [...document.querySelectorAll('#{name} > .card')].map(c => c.dataset.id)"
+        )
+        assert found == [str(i) for i in expected], name
 
 
 @in_a_browser

@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,24 +37,32 @@ def mixed(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
-def chosen(weight: np.ndarray, ties: np.ndarray, most: int) -> np.ndarray:
+def chosen(
+    weight: np.ndarray, ties: np.ndarray, most: int, first: Sequence[int] = ()
+) -> np.ndarray:
     """Whose input is shown, as places in ascending order of their weight, int64 [min(n, most)].
 
-    Where that is not everybody's: a third each of the lowest and of the highest weights, and the
-    rest evenly from those between.
+    Where that is not everybody's: a third each of the lowest and of the highest weights, then
+    `first`, and the rest evenly from those between.
 
     Args:
       weight: [n].
       ties: by which equal weights are ordered, [n].
       most: how many.
+      first: places.
     """
     order = np.lexsort((ties, weight))
     if len(order) <= most:
         return order
     end = most // 3
-    between = np.linspace(end, len(order) - end - 1, most - 2 * end).round().astype(np.int64)
-    ends = [np.arange(end), between, np.arange(len(order) - end, len(order))]
-    return order[np.concatenate(ends)]
+    shown = np.zeros(len(order), bool)
+    shown[[*order[:end], *order[len(order) - end :]]] = True
+    asked = [place for place in first if not shown[place]]
+    shown[asked[: most - 2 * end]] = True
+    rest = order[~shown[order]]
+    spread = np.linspace(0, len(rest) - 1, most - np.count_nonzero(shown))
+    shown[rest[spread.round().astype(np.int64)]] = True
+    return order[shown[order]]
 
 
 def array(values: np.ndarray, dtype: str) -> dict[str, str]:

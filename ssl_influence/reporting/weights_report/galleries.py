@@ -13,7 +13,7 @@ from ssl_influence.reporting.weights_report.charts import number, percent
 from ssl_influence.reporting.weights_report.contents import Contents
 from ssl_influence.reporting.weights_report.markup import Child, Html, element
 
-_STRIP = 12  # cards of the most down- and up-weighted examples each
+_STRIP = 12  # cards of the most down- and up-weighted, and of the least confident examples
 _FIRST = 50  # suspects of whom it is said how many are wrong
 
 
@@ -34,7 +34,8 @@ def embedded(
     size = len(weights.weight)
     # Without weights that moved the script begins in the order of the ids.
     ties = embedding.mixed(weights.example_id) if contents.learned else weights.example_id
-    shown = embedding.chosen(weights.weight, ties, max_examples)
+    unsure = [] if predictions is None else np.lexsort((ties, predictions.confidence))[:_STRIP]
+    shown = embedding.chosen(weights.weight, ties, max_examples, unsure)
     slot = np.full(size, -1, np.int64)
     slot[shown] = np.arange(len(shown))
     label = np.where(pool.stranger, embedding.STRANGER, pool.label)
@@ -71,11 +72,13 @@ def embedded(
         held["texts"] = embedding.texts(pool, ids)
     if len(shown) < size:
         what = {"image": "pictures", "text": "texts", "vector": "numbers"}[pool.kind]
+        least = "" if predictions is None else "the least confident, "
         notes.append(
             f"The {what} and the history of the weight are in this page for {number(len(shown))} "
             f"of {number(size)} examples: those of the lowest and of the highest weights, a third "
-            "each, and the rest evenly from those between. Weights and predictions are here for "
-            "all, and so sorting, filters and search are over all. --max_examples changes that."
+            f"each, {least}and the rest evenly from those between. Weights and predictions are "
+            "here for all, and so sorting, filters and search are over all. --max_examples changes "
+            "that."
         )
     return held, sheets, notes
 
@@ -85,6 +88,8 @@ def examples_section(contents: Contents, notes: Sequence[str]) -> list[Child]:
     made: list[Child] = [*prose.paragraphs(*notes)]
     if contents.learned:
         made += [_strip("lowest", "Lowest weights"), _strip("highest", "Highest weights")]
+    if contents.predictions is not None:
+        made.append(_strip("unsure", "Least confident"))
     return [
         *made,
         _explorer(contents),
@@ -249,8 +254,10 @@ def suspects_section(contents: Contents, ranked: np.ndarray) -> list[Child]:
         f"Examples whose weight is below {number(weights.initial)} (--weight_init) after {least} "
         "or more updates (half the median of the weights that moved), the one that the model is "
         "least confident about first and at most a tenth of all. Wrong labels are found better "
-        "among pseudo-labels that differ from the label; of examples of no class the model may be "
-        "sure: to find those, sort by weight."
+        "among pseudo-labels that differ from the label. Examples of no class may be those that "
+        "the model is least sure of, or those of the lowest weight, where it is sure of them: look "
+        "at both. Weights of examples that it is hardly ever sure of seldom move, so that they are "
+        "not listed here: sort by updates, fewest first."
     )
     if not len(ranked):
         return [*prose.paragraphs(rule), prose.missing("There is none.")]

@@ -232,9 +232,9 @@
     return go;
   };
 
-  // The strips of the lowest and the highest weights.
+  // The strips of the lowest and the highest weights, and of the least confident.
   const everybody = () => Uint32Array.from({ length: size }, (_, place) => place);
-  [["lowest", "weight"], ["highest", "-weight"]].forEach(([id, order]) => {
+  [["lowest", "weight"], ["highest", "-weight"], ["unsure", "confidence"]].forEach(([id, order]) => {
     const list = byId(id);
     if (list) {
       showCards(list, sorted(everybody(), order).slice(0, Number(list.dataset.most)));
