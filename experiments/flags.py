@@ -704,6 +704,12 @@ def value(config: config_lib.Config, flag: str) -> Any:
     return getattr(getattr(config, concern), field)
 
 
+def has(config: config_lib.Config, flag: str) -> bool:
+    """Whether a config has the setting of a flag: each method has some of its own."""
+    concern, field = next((row[1], row[2]) for row in _TABLE if row[0] == flag)
+    return concern != "method" or field == "name" or field in config.method.settings()
+
+
 def to_flagfile(config: config_lib.Config, program: str) -> str:
     """The text of a flagfile that gives `config` back, every flag spelled out."""
     lines = [f"# python -m {program} --flagfile=flags.txt --model_dir=..."]

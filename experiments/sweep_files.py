@@ -33,7 +33,6 @@ the label of that axis, as in "experiments/flagfiles/digits/{method}.flags".
 """
 
 import dataclasses
-import itertools
 import json
 import logging
 import re
@@ -337,13 +336,18 @@ def _check_alike(
     for folder, config in configs.items():
         planned = expected.setdefault(folders[folder], config)
         departures.update(shared_flags.differing(planned, config))
-    first = next(iter(configs), None)
-    for flag, (folder, config) in itertools.product(sorted(departures), configs.items()):
-        values = [shared_flags.value(each, flag) for each in (configs[first], config)]
-        if values[0] != values[1]:
-            raise config_lib.ConfigError(
-                f"{first} was trained with --{flag}={values[0]} and {folder} with {values[1]}, and "
-                "the sweep's file does not say so: move one away, or train it anew elsewhere."
+    for flag in sorted(departures):
+        held = {
+            folder: shared_flags.value(config, flag)
+            for folder, config in configs.items()
+            if shared_flags.has(config, flag)
+        }
+        first = next(iter(held), None)
+        for folder, value in held.items():
+            config_lib.require(
+                value == held[first],
+                f"{first} was trained with --{flag}={held[first]} and {folder} with {value}, and "
+                "the sweep's file does not say so: move one away, or train it anew elsewhere.",
             )
 
 

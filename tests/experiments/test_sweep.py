@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import signal
 import time
 
@@ -286,6 +287,14 @@ def test_a_report_refuses_rows_that_differ_in_more_than_the_file_says(tmp_path, 
     (cell.model_dir / "flags.txt").write_text(shared_flags.to_flagfile(cell.config, "x"))
     with pytest.raises(config_lib.ConfigError, match="supervised.*=0.03 and .*mean_teacher.*0.25"):
         sweep_files.results(swept, tmp_path)
+    shutil.rmtree(cell.model_dir)
+    settings = ["learning_rate=0.25", "unsupervised_weight=2"]  # which supervised runs have not
+    only = {"method": ["mean_teacher"]}
+    for other in sweep_files.cells(swept, tmp_path, seeds=[1], only=only, settings=settings):
+        text = shared_flags.to_flagfile(other.config, "x")
+        (other.model_dir / "flags.txt").write_text(text)
+    ended(cell.model_dir, cell.config.replace(optimizer={"learning_rate": 0.25}))
+    assert len(sweep_files.results(swept, tmp_path)) == 3
     (tmp_path / "common.flags").unlink()  # nothing says what rows differ in
     assert len(sweep_files.results(swept, tmp_path)) == 3
     assert "common.flags" in caplog.text
