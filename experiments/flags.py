@@ -698,7 +698,7 @@ def to_config(
 
 def value(config: config_lib.Config, flag: str) -> Any:
     """What a config holds for a flag; of a setting of the method, what it has if left out."""
-    concern, field = next((row[1], row[2]) for row in _TABLE if row[0] == flag)
+    concern, field = _place(flag)
     if concern == "method" and field != "name":
         return config.method.settings().get(field)
     return getattr(getattr(config, concern), field)
@@ -706,8 +706,13 @@ def value(config: config_lib.Config, flag: str) -> Any:
 
 def has(config: config_lib.Config, flag: str) -> bool:
     """Whether a config has the setting of a flag: each method has some of its own."""
-    concern, field = next((row[1], row[2]) for row in _TABLE if row[0] == flag)
+    concern, field = _place(flag)
     return concern != "method" or field == "name" or field in config.method.settings()
+
+
+def _place(flag: str) -> tuple[str, str]:
+    """The part of a config and its field that a flag sets."""
+    return next((row[1], row[2]) for row in _TABLE if row[0] == flag)
 
 
 def to_flagfile(config: config_lib.Config, program: str) -> str:
